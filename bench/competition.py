@@ -93,17 +93,11 @@ class Request:
 
 def read_request(purpose: str | None) -> Request:
     """Read the command line of a benchmark."""
-    parser = argparse.ArgumentParser(
-        description=purpose, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=purpose, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default=",".join(SIZES), help="one or several, with commas between")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument(
-        "--steps", type=int, help="steps to measure in one round, instead of the size's own number"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="one round of two windows, its results under --work only"
-    )
+    parser.add_argument("--steps", type=int, help="steps to measure in one round, instead of the size's own number")
+    parser.add_argument("--quick", action="store_true", help="one round of two windows, its results under --work only")
     parser.add_argument("--data", type=Path, default=DATA, help="the folder with Multi30k")
     parser.add_argument("--work", type=Path, default=WORK, help="a folder for ids, never committed")
     given = parser.parse_args()
@@ -111,9 +105,7 @@ def read_request(purpose: str | None) -> Request:
     for size in sizes:
         if size not in SIZES:
             parser.error(f"no size is called {size}; there are {', '.join(SIZES)}")
-    return Request(
-        sizes, 1 if given.quick else given.rounds, given.steps, given.quick, given.data, given.work
-    )
+    return Request(sizes, 1 if given.quick else given.rounds, given.steps, given.quick, given.data, given.work)
 
 
 def command(module: str, precision: str) -> list[str]:
@@ -179,9 +171,7 @@ def lay_out(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A table in plain text: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
     return "\n".join(
-        "  ".join(
-            cell.rjust(width) if place else cell.ljust(width) for place, (cell, width) in enumerate(row)
-        )
+        "  ".join(cell.rjust(width) if place else cell.ljust(width) for place, (cell, width) in enumerate(row))
         for row in (list(zip(line, widths, strict=True)) for line in (heads, *lines))
     )
 
@@ -191,9 +181,7 @@ def write_results(path: Path, entry: str, asked: Mapping[str, object], outcome: 
     entries = json.loads(path.read_text()) if path.exists() else {}
     entries[entry] = {"machine": describe_machine(), "asked": dict(asked), **dataclasses.asdict(outcome)}
     text = json.dumps(_rounded(entries), indent=1)
-    text = re.sub(
-        r"[{\[][^{}\[\]]*[}\]]", lambda inner: " ".join(inner[0].split()), text
-    )  # a window is one line
+    text = re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda inner: " ".join(inner[0].split()), text)  # a window is one line
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(".half")
     half.write_text(text + "\n")

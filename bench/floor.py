@@ -55,9 +55,7 @@ def main() -> None:
 
 def key_counts(corpus: Corpus, size: Size) -> list[int]:
     """How many keys a token meets in self- and cross-attention of every layer, on average over the output."""
-    longest = [
-        max(len(source) for source in corpus.batch(number).sources) for number in range(len(corpus.batches))
-    ]
+    longest = [max(len(source) for source in corpus.batch(number).sources) for number in range(len(corpus.batches))]
     return [LENGTH // 2, round(sum(longest) / len(longest)) + 1] * size.layers
 
 

@@ -64,9 +64,7 @@ def read_task(purpose: str, *, precisions: Sequence[str]) -> Task:
     torch.set_num_threads(THREADS)
     torch.manual_seed(SEED)
     corpus = Corpus.load(given.batches)
-    return Task(
-        SIZES[given.size], given.precision, corpus, given.warm, given.steps, given.every, resident_mb()
-    )
+    return Task(SIZES[given.size], given.precision, corpus, given.warm, given.steps, given.every, resident_mb())
 
 
 def train(task: Task, step: Callable[[Batch], float], *, parameters: int) -> None:
@@ -88,9 +86,7 @@ def decode(task: Task, step: Callable[[Batch], Shaped], *, parameters: int) -> N
         batch = task.corpus.batch(number)
         written = tuple(step(batch).shape)
         if written != (len(batch.sources), LENGTH):
-            raise ValueError(
-                f"{len(batch.sources)} rows of {LENGTH} tokens were asked for, but {written} came"
-            )
+            raise ValueError(f"{len(batch.sources)} rows of {LENGTH} tokens were asked for, but {written} came")
         return len(batch.sources) * LENGTH
 
     _measure(task, count, parameters, [])

@@ -1,7 +1,7 @@
 """The family of errors.
 
-Every error a user can cause says three things: what is wrong, where it stands, and what to do about it. The command
-line prints these as three lines and leaves with `exit_code`; in Python they are ordinary exceptions.
+Every error a user can cause says three things: what is wrong, where it stands, and what to do about it. The
+command line prints these as three lines and leaves with `exit_code`; in Python they are ordinary exceptions.
 """
 
 from __future__ import annotations

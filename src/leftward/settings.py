@@ -1,7 +1,8 @@
 """A run in words: frozen dataclasses that say what a model is made of.
 
-Nothing here knows torch, so that help texts and settings files cost nothing to read. A settings table (from TOML or from
-Python) becomes a dataclass through `from_table`, which refuses an unknown key and names the nearest known one.
+Nothing here knows torch, so that help texts and settings files cost nothing to read. A settings table (from
+TOML or from Python) becomes a dataclass through `from_table`, which refuses an unknown key and names the
+nearest known one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import difflib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 from leftward.errors import SettingsError
@@ -130,7 +131,9 @@ class Model:
             )
         if self.tie == "source-target" and not self.encoder:
             raise SettingsError(
-                "a decoder-only model has no source to tie", where="tie", hint='set tie to "target-output" or "none"'
+                "a decoder-only model has no source to tie",
+                where="tie",
+                hint='set tie to "target-output" or "none"',
             )
 
     def _check_stack(self, side: str, stack: Stack) -> None:
@@ -142,7 +145,7 @@ class Model:
             )
         if self.positions == "rotary" and self.head_size(stack) % 2:
             raise SettingsError(
-                f"rotary positions turn pairs of numbers, and a head of {self.head_size(stack)} has one left over",
+                f"rotary positions turn pairs of numbers; of {self.head_size(stack)} in a head one is left over",
                 where=f"{side}.head_size",
                 hint="take an even head size",
             )
@@ -195,11 +198,11 @@ def from_table(kind: type[Settings], table: Mapping[str, Any], *, where: str = "
         return kind(**values)
     except TypeError:
         missing = [
-            field.name for field in fields(kind) if field.name not in values and _is_required(field)  # type: ignore[arg-type]
+            field.name
+            for field in fields(kind)  # type: ignore[arg-type]
+            if field.name not in values and _is_required(field)  # type: ignore[arg-type]
         ]
-        raise SettingsError(
-            f"missing: {', '.join(missing)}", where=where, hint="give each of them a value"
-        ) from None
+        raise SettingsError(f"missing: {', '.join(missing)}", where=where, hint="give each of them a value") from None
 
 
 def to_table(settings: Any) -> dict[str, Any]:
@@ -223,40 +226,41 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     """The value as its field wants it; anything else is an error that says what was expected."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        for option in arguments:
-            try:
-                return _convert(option, value, where)
-            except SettingsError as error:
-                if is_dataclass(option) and isinstance(value, Mapping):
-                    raise error
-        raise _expected(hint, value, where)
+        return _convert_to_any(arguments, hint, value, where)
     if origin is Literal:
-        if value in arguments:
-            return value
-        nearest = difflib.get_close_matches(str(value), [str(one) for one in arguments], n=1)
-        raise SettingsError(
-            f"{value!r} is none of {', '.join(map(repr, arguments))}",
-            where=where,
-            hint=f'did you mean "{nearest[0]}"?' if nearest else "take one of them",
-        )
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise _expected(hint, value, where)
+        return _convert_to_choice(arguments, value, where)
+    if origin is tuple and isinstance(value, list | tuple):
         return tuple(_convert(arguments[0], one, where) for one in value)
-    if is_dataclass(hint) and isinstance(hint, type):
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
+        return from_table(hint, value, where=where)
+    if isinstance(hint, type) and isinstance(value, bool) == (hint is bool):
+        # A bool is an int to Python, but "layers = true" is a mistake; a whole number will do for any number.
         if isinstance(value, hint):
             return value
-        if not isinstance(value, Mapping):
-            raise _expected(hint, value, where)
-        return from_table(hint, value, where=where)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is type(None) and value is None:
-        return None
-    # A bool is an int to Python, but "layers = true" is a mistake.
-    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
+        if hint is float and isinstance(value, int):
+            return float(value)
     raise _expected(hint, value, where)
+
+
+def _convert_to_any(options: tuple[Any, ...], hint: Any, value: Any, where: str) -> Any:
+    for option in options:
+        try:
+            return _convert(option, value, where)
+        except SettingsError:
+            if is_dataclass(option) and isinstance(value, Mapping):
+                raise
+    raise _expected(hint, value, where)
+
+
+def _convert_to_choice(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value in options:
+        return value
+    nearest = difflib.get_close_matches(str(value), [str(one) for one in options], n=1)
+    raise SettingsError(
+        f"{value!r} is none of {', '.join(map(repr, options))}",
+        where=where,
+        hint=f'did you mean "{nearest[0]}"?' if nearest else "take one of them",
+    )
 
 
 def _expected(hint: Any, value: Any, where: str) -> SettingsError:
@@ -264,10 +268,8 @@ def _expected(hint: Any, value: Any, where: str) -> SettingsError:
     return SettingsError(f"{value!r} is not a value of kind {wanted}", where=where, hint=f"give a {wanted}")
 
 
-def _is_required(field: Any) -> bool:
-    import dataclasses
-
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _at_least(least: int, name: str, value: int) -> None:

@@ -1,10 +1,11 @@
 """The one door to attention: queries look at keys and take a weighted mean of their values.
 
-Behind the door stand two paths. `plain` is the textbook: scores, plus a matrix of 0 and -inf, softmax, times the values; on a
-CPU it is also the fastest for rows of sentence length. `fused` is torch's own kernel, which never keeps the weights. The
-door picks by device, precision and width, and can say which it picked.
+Behind the door stand two paths. `plain` is the textbook: scores, plus a matrix of 0 and -inf, softmax, times
+the values; on a CPU it is also the fastest for rows of sentence length. `fused` is torch's own kernel, which
+never keeps the weights. The door picks by device, precision and width, and can say which it picked.
 
-N query tokens, M key tokens; in a rectangle b rows of Q queries and K keys; H heads share Hk key heads, G = H / Hk; D wide.
+N query tokens, M key tokens; in a rectangle b rows of Q queries and K keys; H heads share Hk key heads, G = H
+/ Hk; D wide.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from leftward.settings import Model, Stack
 
 Path = Literal["plain", "fused"]
 
-# On a CPU the fused kernel is the faster one only for rows this long, and only in float32 (bench/attention_paths).
+# On a CPU the fused kernel is the faster one only for rows this long, and only in float32
+# (bench/attention_paths).
 FUSED_FROM_KEYS = 256
 
 _forced: ContextVar[Path | None] = ContextVar("path", default=None)
@@ -107,7 +109,7 @@ class _Attention(nn.Module):
     def __init__(self, settings: Model, stack: Stack, rule: sight.Rule) -> None:
         super().__init__()
         self.heads = heads_of(settings, stack)
-        self.rule = rule
+        self.rule: sight.Rule = rule
         self.scale = settings.attention_scale or self.heads.size**-0.5
         self.tap = Tap()
         self.output = Linear(self.heads.query * self.heads.size, settings.width, bias=settings.attention_bias)
@@ -137,15 +139,13 @@ class _Attention(nn.Module):
             if self.tap.listeners:
                 matrix = meeting.matrices(self.rule, query.dtype)[number]
                 places = meeting.places[number]
-                self.tap.tell(
-                    Attended(path, places, query, key, value, matrix, own_bias, self.scale, output, weights)
-                )
+                self.tap.tell(Attended(path, places, query, key, value, matrix, own_bias, self.scale, output, weights))
             mixed.append(output)
         return self.output(meeting.collect(mixed, self.heads))
 
 
 class SelfAttention(_Attention):
-    """Tokens of a row look at each other. Which ones they may see belongs to the layer that owns this, not to the call."""
+    """Tokens of a row look at each other; which ones they may see belongs to the layer, not to the call."""
 
     def __init__(self, settings: Model, stack: Stack, rule: sight.Rule) -> None:
         super().__init__(settings, stack, rule)
@@ -178,7 +178,7 @@ class SelfAttention(_Attention):
 
 
 class CrossAttention(_Attention):
-    """Tokens being written look at the source: queries from the decoder, keys and values from the last encoder layer."""
+    """Tokens being written look at the source: keys and values come from the last encoder layer."""
 
     def __init__(self, settings: Model, stack: Stack) -> None:
         super().__init__(settings, stack, sight.SameSource())

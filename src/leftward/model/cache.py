@@ -1,8 +1,9 @@
 """Keys and values of what is already written, kept for the steps to come.
 
-A cache is one value with verbs: `append`, `reorder`, `keep`. It holds the self-attention of all layers, the cross-attention
-of all layers, and where every key stands. It is allocated once, slots by capacity, and written in place; an unused cell
-stands where no query can reach. A layer with a window needs no more cells than its window: its cells are a ring.
+A cache is one value with verbs: `append`, `reorder`, `keep`. It holds the self-attention of all layers, the
+cross-attention of all layers, and where every key stands. It is allocated once, slots by capacity, and
+written in place; an unused cell stands where no query can reach. A layer with a window needs no more cells
+than its window: its cells are a ring.
 
 S slots, C cells a slot, Hk key heads, D wide; B sources of at most L tokens.
 """
@@ -19,8 +20,8 @@ from torch import Tensor
 
 from leftward.errors import CacheError
 from leftward.model import sight
-from leftward.model.heads import Heads
 from leftward.model.exact import KEY_MULTIPLE, ROW_MULTIPLE, is_exact, round_up
+from leftward.model.heads import Heads
 from leftward.packed import Packed, Places
 from leftward.settings import Model
 
@@ -72,7 +73,8 @@ class Cache:
     ) -> Cache:
         """Room for `slots` rows of up to `capacity` tokens, and for `sources` sources of up to `source_capacity`.
 
-        `chunk` is the largest number of tokens one call adds to a slot; a ring has to hold them beside its window.
+        `chunk` is the largest number of tokens one call adds to a slot; a ring has to hold them beside its
+        window.
 
         >>> from leftward.settings import Model, Stack
         >>> model = Model(vocabulary=9, width=8, decoder=Stack(layers=2, heads=2, window=(0, 4)))
@@ -83,7 +85,8 @@ class Cache:
         stack = settings.decoder
         if sources and slots % sources:
             raise CacheError(
-                f"{slots} slots cannot share {sources} sources evenly", hint="take as many slots for each source"
+                f"{slots} slots cannot share {sources} sources evenly",
+                hint="take as many slots for each source",
             )
         rings: dict[int | None, Ring] = {}
         own, ring_of = [], []
@@ -189,8 +192,8 @@ def _write(store: Tensor, keys_and_values: Tensor, cells: Tensor) -> None:
 class CachedMeeting:
     """Tokens that look, and the cells of a cache they look at: one rectangle.
 
-    In a step it has one query for each slot, and where slots share a source, one row of queries for each source;
-    nothing is moved then. Otherwise each row of the batch looks at the cells of its own slot.
+    In a step it has one query for each slot, and where slots share a source, one row of queries for each
+    source; nothing is moved then. Otherwise each row of the batch looks at the cells of its own slot.
 
     b rows of Q queries look at K cells.
     """

@@ -1,8 +1,9 @@
 """Dropout whose randomness is cheap.
 
-torch draws one random float for every number it may drop, which takes a fifth of a small model's training step on a CPU. One
-random byte decides as well: a number is kept where its byte is at least the threshold. The share dropped is therefore a
-multiple of 1/256 (0.1 becomes 26/256), and what is kept is scaled up by exactly that share.
+torch draws one random float for every number it may drop, which takes a fifth of a small model's training
+step on a CPU. One random byte decides as well: a number is kept where its byte is at least the threshold. The
+share dropped is therefore a multiple of 1/256 (0.1 becomes 26/256), and what is kept is scaled up by exactly
+that share.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Exact arithmetic: the same bits for a row, whatever else is in the batch.
 
-Matrix kernels take other paths for few or odd numbers of rows, and sum in another order there. While `exact()` is in force
-every linear map sees its rows padded to a multiple of 8, attention its queries to a multiple of 8 and its keys to a
-multiple of 64, and only rows of like padded size share a rectangle. It costs time; without it results of different
-batches agree to rounding.
+Matrix kernels take other paths for few or odd numbers of rows, and sum in another order there. While
+`exact()` is in force every linear map sees its rows padded to a multiple of 8, attention its queries to a
+multiple of 8 and its keys to a multiple of 64, and only rows of like padded size share a rectangle. It costs
+time; without it results of different batches agree to rounding.
 """
 
 from __future__ import annotations

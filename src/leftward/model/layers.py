@@ -19,6 +19,7 @@ from leftward.model.dropout import drop, drop_and_add
 from leftward.model.linear import Linear
 from leftward.model.rectangles import Meeting
 from leftward.model.tap import Tap
+from leftward.packed import Packed
 from leftward.settings import Model, Stack
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -76,7 +77,7 @@ class FeedForward(nn.Module):
 
 
 class Sublayer(nn.Module):
-    """A norm and a residual around attention or feed-forward; the norm comes before, or after as in the first Transformer."""
+    """A norm and a residual around attention or feed-forward; the first Transformer has the norm after."""
 
     def __init__(self, settings: Model) -> None:
         super().__init__()
@@ -133,6 +134,11 @@ class DecoderLayer(nn.Module):
         self.around_feed_forward = Sublayer(settings)
         self.tap = Tap()
 
+    def read(self, memory: Tensor, source: Packed, cache: Cache) -> None:
+        """Keep this layer's keys and values of a source, for the steps to come."""
+        if self.across is not None:
+            cache.read(self.layer, self.across.project(memory), source)
+
     def forward(self, states: Tensor, own: Own, across: Across | None, cache: Cache | None) -> Tensor:
         """States (N, width) to states (N, width)."""
         inner = self.attention(
@@ -140,9 +146,7 @@ class DecoderLayer(nn.Module):
         )
         states = self.around_attention.leave(states, inner)
         if self.across is not None and self.around_across is not None and across is not None:
-            inner = self.across(
-                self.around_across.enter(states), across.meeting, across.memory, cache, self.layer
-            )
+            inner = self.across(self.around_across.enter(states), across.meeting, across.memory, cache, self.layer)
             states = self.around_across.leave(states, inner)
         inner = self.feed_forward(self.around_feed_forward.enter(states))
         states = self.around_feed_forward.leave(states, inner)

@@ -20,9 +20,9 @@ class Linear(nn.Linear):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(self, states: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """States (N, inputs) to (N, outputs)."""
-        return linear(states, self.weight, self.bias)
+        return linear(input, self.weight, self.bias)
 
 
 def linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -52,20 +52,21 @@ class Learned(nn.Embedding):
 class Rotary(nn.Module):
     """Queries and keys turned by an angle that grows with their position, pair by pair of their numbers."""
 
-    rate: Tensor
-
     def __init__(self, settings: Model, stack: Stack) -> None:
         super().__init__()
         size = settings.head_size(stack)
         exponent = torch.arange(0, size, 2, dtype=torch.float64) / size
-        self.register_buffer("rate", settings.rotary_base**-exponent, persistent=False)
+        # No buffer: a model cast to a smaller type must not cast these.
+        self._rates = {torch.device("cpu"): settings.rotary_base**-exponent}
 
     def angles(self, at: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines (N, 1, D) for tokens at these positions.
 
         Angles are made in float64: far into a long row float32 would be off by whole degrees.
         """
-        angle = at[:, None, None].double() * self.rate.double()
+        if at.device not in self._rates:
+            self._rates[at.device] = self._rates[torch.device("cpu")].to(at.device)
+        angle = at[:, None, None].double() * self._rates[at.device]
         angle = torch.cat([angle, angle], dim=-1)
         return angle.cos().to(dtype), angle.sin().to(dtype)
 
@@ -87,7 +88,11 @@ class Relative(nn.Module):
 
     def __init__(self, settings: Model, stack: Stack, *, both_ways: bool) -> None:
         super().__init__()
-        self.buckets, self.distance, self.both_ways = settings.relative_buckets, settings.relative_distance, both_ways
+        self.buckets, self.distance, self.both_ways = (
+            settings.relative_buckets,
+            settings.relative_distance,
+            both_ways,
+        )
         self.scores = nn.Embedding(self.buckets, stack.heads)
         nn.init.normal_(self.scores.weight, std=0.1)
 

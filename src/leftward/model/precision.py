@@ -15,9 +15,9 @@ Precision = Literal["float32", "medium", "bfloat16"]
 def computing_in(precision: Precision, device: str = "cpu") -> Iterator[None]:
     """Compute in this precision inside the block.
 
-    `medium` lets torch pick another float32 kernel for matrix products, on some processors one of less precision;
-    `bfloat16` runs matrix products in that type, with float32 weights. torch's setting is one for the whole
-    process, so it is put back even when the block fails.
+    `medium` lets torch pick another float32 kernel for matrix products, on some processors one of less
+    precision; `bfloat16` runs matrix products in that type, with float32 weights. torch's setting is one for
+    the whole process, so it is put back even when the block fails.
 
     >>> with computing_in("medium"):
     ...     torch.get_float32_matmul_precision()

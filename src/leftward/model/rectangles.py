@@ -1,9 +1,11 @@
 """Packed tokens laid into rectangles for attention, and back again.
 
-On a CPU attention is fastest over rectangles: so many rows of so many queries by so many keys. One packed batch is cut into
-a few of them, of rows of like lengths, so that little is computed in vain. Nothing outside the attention door sees one.
+On a CPU attention is fastest over rectangles: so many rows of so many queries by so many keys. One packed
+batch is cut into a few of them, of rows of like lengths, so that little is computed in vain. Nothing outside
+the attention door sees one.
 
-N query tokens, M key tokens; in a rectangle b rows of Q queries and K keys; H heads share Hk key heads, G = H / Hk; D wide.
+N query tokens, M key tokens; in a rectangle b rows of Q queries and K keys; H heads share Hk key heads, G = H
+/ Hk; D wide.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import torch
 from torch import Tensor
 
 from leftward.model import sight
-from leftward.model.heads import Heads
 from leftward.model.exact import KEY_MULTIPLE, ROW_MULTIPLE, is_exact, round_up
+from leftward.model.heads import Heads
 from leftward.packed import Packed, Places, Segments
 
 # Cells of one rectangle that cost as much as having one rectangle more; measured, see LOG.md.
@@ -35,7 +37,8 @@ def divide(query_lengths: np.ndarray, key_lengths: np.ndarray) -> list[np.ndarra
     [[1, 3], [0, 2]]
     """
     if is_exact():
-        # Only rows of one padded size meet, so that a kernel sees the same sizes whatever else is in the batch.
+        # Only rows of one padded size meet, so that a kernel sees the same sizes whatever else is in the
+        # batch.
         sizes = np.stack([-(-query_lengths // ROW_MULTIPLE), -(-key_lengths // KEY_MULTIPLE)])
         kinds, kind = np.unique(sizes, axis=1, return_inverse=True)
         return [np.flatnonzero(kind.reshape(-1) == number) for number in range(kinds.shape[1])]
@@ -83,9 +86,7 @@ class Side:
 
     def fillers(self, heads: int) -> list[Tensor]:
         """For each rectangle the numbers of the cells, head by head, that only fill up."""
-        return [
-            filler[:, None].expand(-1, heads, -1).reshape(-1).nonzero().view(-1) for filler in self.filler
-        ]
+        return [filler[:, None].expand(-1, heads, -1).reshape(-1).nonzero().view(-1) for filler in self.filler]
 
     def inverse(self, heads: int) -> Tensor:
         """(tokens, heads): where each head of each token stands among the cells of all rectangles."""
@@ -210,7 +211,9 @@ class Meeting:
 
         inverse, cells = self._once(("keys", heads), number)
         flat = table.view(-1, heads.size)
-        parts = [flat.index_select(0, cell) for cell in cells] if inverse is None else _Spread.apply(flat, inverse, *cells)
+        parts = (
+            [flat.index_select(0, cell) for cell in cells] if inverse is None else _Spread.apply(flat, inverse, *cells)
+        )
         half = len(self.shapes)
         return self._shape(parts[:half], heads, 1), self._shape(parts[half:], heads, 1)
 
@@ -292,5 +295,3 @@ class _Collect(torch.autograd.Function):
             for part, filler in zip(parts, fillers, strict=True)
         )
         return None, None, *(None for _ in range(2 * ctx.count)), *zeroed
-
-

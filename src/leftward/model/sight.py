@@ -1,9 +1,9 @@
 """Who may look at whom. This is the only place in Leftward that says so.
 
-A rule compares where a query stands with where a key stands (row, position, source) and answers yes or no. It is written
-once and rendered three ways: `matrix` (0 and -inf, added to the scores), `is_kernel_triangle` (what the fused attention
-kernel may be told instead) and `mask_function` (for a compiled block-sparse kernel). Training, prefill, a cached step and any window are the
-same comparison.
+A rule compares where a query stands with where a key stands (row, position, source) and answers yes or no. It
+is written once and rendered three ways: `matrix` (0 and -inf, added to the scores), `is_kernel_triangle`
+(what the fused attention kernel may be told instead) and `mask_function` (for a compiled block-sparse
+kernel). Training, prefill, a cached step and any window are the same comparison.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from leftward.packed import Places
 
-# The position of an unused cell of a cache: to the right of every query there will ever be. It fits 32 bits, which
-# compiled kernels prefer, and leaves room to subtract.
+# The position of an unused cell of a cache: to the right of every query there will ever be. It fits 32 bits,
+# which compiled kernels prefer, and leaves room to subtract.
 UNREACHABLE = 2**30
 
 # The row of a cell that exists only to make a rectangle full.

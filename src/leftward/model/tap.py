@@ -1,7 +1,7 @@
 """Places where a running model can be listened to, from outside.
 
-A tap changes nothing and, while nobody listens, costs one test of an empty list. `explain` and `auditing` listen; the model
-never knows who does.
+A tap changes nothing and, while nobody listens, costs one test of an empty list. `explain` and `auditing`
+listen; the model never knows who does.
 """
 
 from __future__ import annotations

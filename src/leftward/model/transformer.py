@@ -63,9 +63,13 @@ class Embedding(nn.Module):
 class Encoder(nn.Module):
     """Layers that see their whole row."""
 
+    layers: list[EncoderLayer]
+
     def __init__(self, settings: Model, stack: Stack) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(EncoderLayer(settings, stack, layer) for layer in range(stack.layers))
+        self.layers = nn.ModuleList(  # type: ignore[assignment]
+            EncoderLayer(settings, stack, layer) for layer in range(stack.layers)
+        )
         self.final_norm = make_norm(settings) if settings.has_final_norm else None
         self.rotary = Rotary(settings, stack) if settings.positions == "rotary" else None
         self.bias = _score_bias(settings, stack, both_ways=True)
@@ -83,9 +87,13 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Layers that look left, and at the source where there is one."""
 
+    layers: list[DecoderLayer]
+
     def __init__(self, settings: Model, stack: Stack) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(settings, stack, layer) for layer in range(stack.layers))
+        self.layers = nn.ModuleList(  # type: ignore[assignment]
+            DecoderLayer(settings, stack, layer) for layer in range(stack.layers)
+        )
         self.final_norm = make_norm(settings) if settings.has_final_norm else None
         self.rotary = Rotary(settings, stack) if settings.positions == "rotary" else None
         self.bias = _score_bias(settings, stack, both_ways=False)
@@ -131,7 +139,8 @@ class Output(nn.Module):
 class Transformer(nn.Module):
     """A decoder-only model, or an encoder-decoder one where the settings have an encoder.
 
-    Training calls it once over whole target rows; writing calls the same `forward` again and again with a cache.
+    Training calls it once over whole target rows; writing calls the same `forward` again and again with a
+    cache.
 
     >>> from leftward.packed import pack
     >>> model = Transformer(Model(vocabulary=9, width=8, decoder=Stack(layers=1, heads=2, feed_forward=16)))
@@ -158,7 +167,9 @@ class Transformer(nn.Module):
         """The encoder's last states (M, width): one vector for each source token."""
         if self.encoder is None or self.source_embedding is None:
             raise SettingsError(
-                "a decoder-only model reads no source", where="source", hint="give the model its prompt as the target"
+                "a decoder-only model reads no source",
+                where="source",
+                hint="give the model its prompt as the target",
             )
         return self.encoder(self.source_embedding(source), source)
 
@@ -183,7 +194,7 @@ class Transformer(nn.Module):
         memory = self.encode(source)
         cache.admit(source)
         for layer in self.decoder.layers:
-            cache.read(layer.layer, layer.across.project(memory), source)
+            layer.read(memory, source, cache)
 
     def forward(self, target: Packed, source: Packed | None = None, cache: Cache | None = None) -> Tensor:
         """States (N, width) of the target tokens; `scores` makes predictions of them.

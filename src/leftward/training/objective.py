@@ -89,8 +89,8 @@ def project_and_score(
 ) -> tuple[Tensor, Tensor]:
     """Output projection and loss in one, a chunk of rows at a time: the N x V scores never stand in memory.
 
-    Returns the sum to be minimised and the plain sum of negative log-probabilities. With smoothing s the right
-    word's share is 1 - s, and s is spread over all words alike.
+    Returns the sum to be minimised and the plain sum of negative log-probabilities. With smoothing s the
+    right word's share is 1 - s, and s is spread over all words alike.
     """
     if output.scale != 1:
         states = states * output.scale
