@@ -27,8 +27,8 @@ class Segments:
     """What the host knows of a packed batch, so that nothing has to be read back from the device.
 
     Each row is one unbroken run of tokens: `rows` names them in order, `starts` holds the position of each
-    one's first token (0 but for the continuation of a row in a cache), `lengths` its number of tokens, `reads`
-    its source.
+    one's first token (0 but for the continuation of a row in a cache), `lengths` its number of tokens,
+    `reads` its source.
     """
 
     rows: np.ndarray
@@ -124,8 +124,9 @@ def pack(
 def step(ids: Tensor, at: Tensor, *, furthest: int, sources: int = 0) -> Packed:
     """One token for each slot of a cache: what a decoding step reads.
 
-    `furthest` is the largest position in `at`, or more: the host keeps count of it without reading anything back.
-    With `sources`, consecutive slots share a source: 6 slots and 2 sources make slots 0 to 2 read source 0.
+    `furthest` is the largest position in `at`, or more: the host keeps count of it without reading anything
+    back. With `sources`, consecutive slots share a source: 6 slots and 2 sources make slots 0 to 2 read
+    source 0.
 
     >>> step(torch.tensor([7, 8]), torch.tensor([3, 5]), furthest=5).row.tolist()
     [0, 1]

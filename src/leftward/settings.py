@@ -1,18 +1,13 @@
-"""A run in words: frozen dataclasses that say what a model is made of.
+"""A run in words: frozen dataclasses that say what a model is made of, what it read and how it is trained.
 
-Nothing here knows torch, so that help texts and settings files cost nothing to read. A settings table (from
-TOML or from Python) becomes a dataclass through `from_table`, which refuses an unknown key and names the
-nearest known one.
+Nothing here knows torch, so that help texts and settings files cost nothing to read; `tables` turns these into
+TOML and back.
 """
 
 from __future__ import annotations
 
-import difflib
-import types
-import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Literal
 
 from leftward.errors import SettingsError
 
@@ -21,8 +16,10 @@ NormPlace = Literal["before", "after"]
 Positions = Literal["sinusoidal", "learned", "rotary", "relative", "alibi", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "gated_silu", "gated_gelu"]
 Tie = Literal["none", "source-target", "target-output", "all"]
-
-Settings = TypeVar("Settings")
+PiecesKind = Literal["bpe", "characters"]
+DocumentsBy = Literal["none", "line", "blank"]
+Schedule = Literal["inverse-root", "cosine"]
+Precision = Literal["float32", "medium", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -170,106 +167,100 @@ class Model:
         return stack.head_size or self.width // stack.heads
 
 
-def from_table(kind: type[Settings], table: Mapping[str, Any], *, where: str = "settings") -> Settings:
-    """Make a settings dataclass from a plain table, refusing what it does not know.
+@dataclass(frozen=True)
+class ControlIds:
+    """The ids of one tokenizer that no text can produce; they are not part of the tokenizer's own file."""
 
-    >>> from_table(Stack, {"layers": 2, "heads": 4}).layers
-    2
-    >>> from_table(Stack, {"layer": 2})
-    Traceback (most recent call last):
-    ...
-    leftward.errors.SettingsError: there is no setting "layer"
-      where: settings
-      to do: did you mean "layers"?
+    start: int
+    end: int
+    unknown: int | None = None
+    tags: tuple[str, ...] = ()  # target languages, whose ids follow one by one after the end
+
+    @property
+    def tag_ids(self) -> tuple[int, ...]:
+        """The id of each tag."""
+        return tuple(self.end + 1 + place for place in range(len(self.tags)))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How text becomes ids. With one tokenizer for both sides `source` is left out."""
+
+    kind: PiecesKind
+    target: ControlIds
+    source: ControlIds | None = None
+
+
+@dataclass(frozen=True)
+class Data:
+    """The files a model was trained on: two that match line by line, or one text."""
+
+    source: str = ""
+    target: str = ""
+    text: str = ""
+    documents: DocumentsBy = "none"
+    validation_source: str = ""
+    validation_target: str = ""
+    validation_text: str = ""
+    validation_share: float = 0.0  # split off from the training files where there are no files for it
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether there are two files."""
+        return bool(self.source)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How weights are found."""
+
+    steps: int
+    batch_tokens: int  # predicted target tokens of one optimizer step, at most
+    learning_rate: float
+    warm_up: int
+    validate_every: int
+    save_every: int
+    log_every: int = 10
+    schedule: Schedule = "inverse-root"
+    smoothing: float = 0.0
+    weight_decay: float = 0.0
+    betas: tuple[float, ...] = (0.9, 0.98)
+    epsilon: float = 1e-9
+    clip: float = 1.0  # the largest norm of a gradient
+    tokens_at_once: int = 16_384  # a step of more tokens is accumulated from several passes
+    precision: Precision = "float32"
+    seed: int = 1
+    threads: int = 1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_tokens", "validate_every", "save_every", "log_every", "tokens_at_once", "threads"):
+            _at_least(1, name, getattr(self, name))
+        for name in ("warm_up", "seed"):
+            _at_least(0, name, getattr(self, name))
+        for name in ("learning_rate", "epsilon", "clip"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise SettingsError(f"{name} is {getattr(self, name)}", where=name, hint="it must be above 0")
+        if not 0 <= self.smoothing < 1:
+            raise SettingsError(f"smoothing is {self.smoothing}", where="smoothing", hint="give a share from 0 up to 1")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise SettingsError(f"betas are {self.betas}", where="betas", hint="give two numbers from 0 up to 1")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise SettingsError(f"weight_decay is {self.weight_decay}", where="weight_decay", hint="give 0 or more")
+
+
+@dataclass(frozen=True)
+class Run:
+    """All of it, as it stands in a model folder's `settings.toml`.
+
+    `chosen` says for each setting that nobody gave why it is what it is.
     """
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(kind)
-    values = {}
-    for key, value in table.items():
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            raise SettingsError(
-                f'there is no setting "{key}"',
-                where=where,
-                hint=f'did you mean "{nearest[0]}"?' if nearest else f"known are: {', '.join(sorted(known))}",
-            )
-        values[key] = _convert(hints[key], value, f"{where}.{key}")
-    try:
-        return kind(**values)
-    except TypeError:
-        missing = [
-            field.name
-            for field in fields(kind)  # type: ignore[arg-type]
-            if field.name not in values and _is_required(field)  # type: ignore[arg-type]
-        ]
-        raise SettingsError(f"missing: {', '.join(missing)}", where=where, hint="give each of them a value") from None
 
-
-def to_table(settings: Any) -> dict[str, Any]:
-    """A settings dataclass as a plain table that `from_table` reads back; what is None is left out.
-
-    >>> to_table(Stack(layers=1))["layers"]
-    1
-    """
-    table: dict[str, Any] = {}
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if value is None:
-            continue
-        table[field.name] = (
-            to_table(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value
-        )
-    return table
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    """The value as its field wants it; anything else is an error that says what was expected."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return _convert_to_any(arguments, hint, value, where)
-    if origin is Literal:
-        return _convert_to_choice(arguments, value, where)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(arguments[0], one, where) for one in value)
-    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
-        return from_table(hint, value, where=where)
-    if isinstance(hint, type) and isinstance(value, bool) == (hint is bool):
-        # A bool is an int to Python, but "layers = true" is a mistake; a whole number will do for any number.
-        if isinstance(value, hint):
-            return value
-        if hint is float and isinstance(value, int):
-            return float(value)
-    raise _expected(hint, value, where)
-
-
-def _convert_to_any(options: tuple[Any, ...], hint: Any, value: Any, where: str) -> Any:
-    for option in options:
-        try:
-            return _convert(option, value, where)
-        except SettingsError:
-            if is_dataclass(option) and isinstance(value, Mapping):
-                raise
-    raise _expected(hint, value, where)
-
-
-def _convert_to_choice(options: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value in options:
-        return value
-    nearest = difflib.get_close_matches(str(value), [str(one) for one in options], n=1)
-    raise SettingsError(
-        f"{value!r} is none of {', '.join(map(repr, options))}",
-        where=where,
-        hint=f'did you mean "{nearest[0]}"?' if nearest else "take one of them",
-    )
-
-
-def _expected(hint: Any, value: Any, where: str) -> SettingsError:
-    wanted = getattr(hint, "__name__", str(hint))
-    return SettingsError(f"{value!r} is not a value of kind {wanted}", where=where, hint=f"give a {wanted}")
-
-
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
+    model: Model
+    pieces: Pieces
+    data: Data = field(default_factory=Data)
+    training: Training | None = None
+    chosen: tuple[str, ...] = ()
 
 
 def _at_least(least: int, name: str, value: int) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
 
-Precision = Literal["float32", "medium", "bfloat16"]
+from leftward.settings import Precision
 
 
 @contextmanager

@@ -47,9 +47,7 @@ def cut(source: ArrayLike | None, target: ArrayLike, budget: int) -> list[NDArra
         while found[-1] < len(order):
             done = found[-1]
             by_target = np.searchsorted(target_sum, target_sum[done] + limit, side="right") - 1
-            by_source = (
-                np.searchsorted(source_sum, source_sum[done] + _SOURCE_SHARE * budget, side="right") - 1
-            )
+            by_source = np.searchsorted(source_sum, source_sum[done] + _SOURCE_SHARE * budget, side="right") - 1
             found.append(max(int(min(by_target, by_source)), done + 1))
         return found
 

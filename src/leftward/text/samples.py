@@ -59,7 +59,7 @@ class Samples(Protocol):
     context: int  # no row is longer: neither its source nor what is predicted
 
     def rows(self, numbers: Numbers, keys: Keys | None) -> Rows:
-        """The rows of these samples; `keys`, one a sample, choose where to cut long texts (None: the same always)."""
+        """The rows of these samples; `keys`, one a sample, choose where to cut long texts (None: evenly)."""
         ...
 
 
@@ -126,9 +126,7 @@ class Book:
     def rows(self, numbers: Numbers, keys: Keys | None) -> Rows:
         """These stretches, but for those that a cut near an end leaves empty."""
         keyed = [None] * len(numbers) if keys is None else keys
-        cut = [
-            _stretch(self.ids, self.context, number, key) for number, key in zip(numbers, keyed, strict=True)
-        ]
+        cut = [_stretch(self.ids, self.context, number, key) for number, key in zip(numbers, keyed, strict=True)]
         target = [ids for ids in cut if len(ids) > 1]
         counts = Counts(
             samples=len(numbers),
@@ -145,9 +143,7 @@ class Articles:
     A sample is a document; one longer than the context is cut into stretches as a `Book` is.
     """
 
-    def __init__(
-        self, documents: Documents, tokenizer: Tokenizer, context: int, chosen: Numbers | None = None
-    ) -> None:
+    def __init__(self, documents: Documents, tokenizer: Tokenizer, context: int, chosen: Numbers | None = None) -> None:
         self._documents = documents
         self._tokenizer = tokenizer
         self._chosen = np.arange(len(documents)) if chosen is None else chosen

@@ -56,7 +56,7 @@ class Stream:
     """Training batches of one corpus, or of several mixed by weight: the share of samples each gives.
 
     >>> from leftward.text.samples import Book
-    >>> from leftward.text.tokenizer import train_characters
+    >>> from leftward.text.vocabulary import train_characters
     >>> book = Book("to be or not", train_characters(["to be or not"]), context=4)
     >>> stream = Stream([book], budget=8, seed=1)
     >>> batches = stream.batches()
@@ -81,11 +81,12 @@ class Stream:
         if len({isinstance(corpus, Pairs) for corpus in corpora}) > 1:
             raise SettingsError("pairs and single texts cannot be mixed", hint="train on one kind")
         if weights is not None and (len(weights) != len(sizes) or min(weights) <= 0):
-            raise SettingsError(
-                f"{len(sizes)} corpora need as many weights above 0", hint=f"{list(weights)} are not"
-            )
+            raise SettingsError(f"{len(sizes)} corpora need as many weights above 0", hint=f"{list(weights)} are not")
         self._corpora, self._budget, self._seed = corpora, budget, seed
         self._weights = sizes if weights is None else weights
+        # So many samples hold each corpus whole, wherever one starts.
+        shares = [size / weight for size, weight in zip(sizes, self._weights, strict=True)]
+        self._patience = 2 * max(shares) * sum(self._weights)
         # No more than an epoch: sorting by length would bring copies of a line together.
         fitting = _WINDOW_VOLUME * sum(sizes) // max(1, sum(corpus.volume for corpus in corpora))
         self.window_size = max(1, min(window, sum(sizes), fitting))
@@ -98,15 +99,13 @@ class Stream:
         number = np.empty_like(before)
         for which, size in enumerate(sizes):
             mine = corpus == which
-            number[mine] = permute(
-                before[mine] % size, int(size), scramble(self._seed, _LINES, which, epoch[mine])
-            )
+            number[mine] = permute(before[mine] % size, int(size), scramble(self._seed, _LINES, which, epoch[mine]))
         return corpus, epoch, number
 
     def batches(self, place: Place = Place()) -> Iterator[Batch]:
         """The batches from a place on, without end."""
         window, skipped, counts, barren = place.window, place.batch, Counts(), 0
-        while barren * self.window_size <= sum(corpus.size for corpus in self._corpora):
+        while barren * self.window_size <= self._patience:
             rows = self._rows(window)
             if not skipped:  # or else the first batch of the window, which is behind us, told of it
                 counts += rows.counts
@@ -122,9 +121,7 @@ class Stream:
         )
 
     def _rows(self, window: int) -> Rows:
-        corpus, epoch, number = self.locate(
-            np.arange(window * self.window_size, (window + 1) * self.window_size)
-        )
+        corpus, epoch, number = self.locate(np.arange(window * self.window_size, (window + 1) * self.window_size))
         parts = []
         for which, samples in enumerate(self._corpora):
             mine = corpus == which
@@ -144,7 +141,7 @@ def once(samples: Samples, budget: int) -> Iterator[Batch]:
     """All samples one time, cut and ordered in a way that never changes: to validate on.
 
     >>> from leftward.text.samples import Book
-    >>> from leftward.text.tokenizer import train_characters
+    >>> from leftward.text.vocabulary import train_characters
     >>> book = Book("to be or not", train_characters(["to be or not"]), context=4)
     >>> sum(batch.predicted for batch in once(book, budget=8))
     12
