@@ -29,7 +29,6 @@ from leftward.disk import (
     hash_file,
     make_folder,
     publish_folder,
-    read_manifest,
     remove_folder,
     verify,
     write_file,
@@ -128,7 +127,8 @@ def put_weights(model: Transformer, weights: Mapping[str, Tensor], *, where: str
 def begin_folder(folder: Path, kit: Kit) -> None:
     """Write what stays the same for the whole of a run."""
     make_folder(folder / CHECKPOINTS)
-    for name, content in kit.files().items():
+    # Settings come last: where they stand, the tokenizers they speak of stand too.
+    for name, content in sorted(kit.files().items(), key=lambda file: file[0] == SETTINGS):
         write_file(folder / name, content)
 
 
@@ -224,7 +224,13 @@ def load(folder: Path) -> Loaded:
 
 def holds_a_run(folder: Path) -> bool:
     """Whether a folder holds anything of a run."""
-    return any((folder / name).exists() for name in (SETTINGS, WEIGHTS, LOG, CHECKPOINTS, "manifest.json"))
+    return any((folder / name).exists() for name in (SETTINGS, WEIGHTS, LOG, "manifest.json"))
+
+
+def newest_step(folder: Path) -> int | None:
+    """The step of the newest checkpoint, or None."""
+    newest = next(iter(_checkpoints(folder)), None)
+    return None if newest is None else int(newest.name)
 
 
 def is_sound(folder: Path) -> bool:
@@ -234,11 +240,6 @@ def is_sound(folder: Path) -> bool:
     except LeftwardError:
         return False
     return True
-
-
-def step_served(folder: Path) -> int:
-    """The step of the weights that serve, by the manifest's word."""
-    return int(read_manifest(folder).facts.get("step", 0))
 
 
 def _checkpoints(folder: Path) -> list[Path]:
