@@ -16,16 +16,17 @@ LAYERS = [
     ["explain"],
     ["auditing", "convert"],
     ["training", "decoding"],
-    ["checkpoint", "metrics"],
+    ["checkpoint", "metrics", "machine"],
     ["text", "model", "draw"],
     ["packed", "disk"],
-    ["settings"],
+    ["wishes", "tables"],
+    ["settings", "console", "flags"],
     ["errors"],
 ]
 HEIGHT = {part: -line for line, parts in enumerate(LAYERS) for part in parts}
 PROMISED = {"load", "train", "translate", "generate", "evaluate", "score", "audit", "look"}
 SAYS_NOTHING = {"utils", "helpers", "common", "misc", "base"}
-WITHOUT_TORCH = ["__init__", "settings", "errors", "cli"]
+WITHOUT_TORCH = ["__init__", "settings", "tables", "wishes", "flags", "console", "errors", "cli"]
 
 
 def part_of(path):

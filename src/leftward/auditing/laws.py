@@ -65,15 +65,15 @@ def all_within_reach_is_seen(model: Transformer, sample: Sample) -> Finding:
     target, source = sample.target(), sample.source()
     reach = _reach(model.settings)
     for at, gradient in _gradients_by_position(model, sample):
-        has_output = np.array([len(row) > at for row in sample.rows])
-        due = (target.at <= at) & (target.at >= at - reach) & torch.from_numpy(has_output)[target.row]
+        has_output = torch.tensor([len(row) > at for row in sample.rows], device=target.ids.device)
+        due = (target.at <= at) & (target.at >= at - reach) & has_output[target.row]
         blind = due & (gradient.abs().amax(dim=1) == 0)
         missing += int(blind.sum())
         worst.see(float(missing), f"output at {at} does not see {target.at[blind].tolist()[:5]} of its row")
     if source is not None:
         for at, gradient in _gradients_by_position(model, sample, of_source=True):
-            has_output = np.array([len(row) > at for row in sample.rows])
-            blind = torch.from_numpy(has_output)[source.row] & (gradient.abs().amax(dim=1) == 0)
+            has_output = torch.tensor([len(row) > at for row in sample.rows], device=target.ids.device)
+            blind = has_output[source.row] & (gradient.abs().amax(dim=1) == 0)
             missing += int(blind.sum())
             worst.see(float(missing), f"output at {at} does not see {source.at[blind].tolist()[:5]} of its source")
     return worst.finding("all within reach is seen", 0.0)
@@ -140,7 +140,7 @@ def reordered_rows_go_on(model: Transformer, sample: Sample) -> Finding:
     worst = Worst()
     source = sample.only([0]).source()
     rows = [np.resize(row, sample.longest) for row in sample.rows]
-    count, written = len(rows), sample.longest - 1
+    count, written, device = len(rows), sample.longest - 1, sample.device
     random = np.random.default_rng(7)
     with torch.no_grad():
         for parents in (
@@ -158,15 +158,15 @@ def reordered_rows_go_on(model: Transformer, sample: Sample) -> Finding:
             if source is not None:
                 model.read(source, cache)
             reads = [0] * count
-            model(pack([row[:written] for row in rows], reads=reads), cache=cache)
-            cache.reorder(torch.from_numpy(parents))
-            last = torch.tensor([int(row[-1]) for row in rows])
-            at = torch.full((count,), written)
+            model(pack([row[:written] for row in rows], reads=reads).to(device), cache=cache)
+            cache.reorder(torch.from_numpy(parents).to(device))
+            last = torch.tensor([int(row[-1]) for row in rows], device=device)
+            at = torch.full((count,), written, device=device)
             after = model.scores(
                 model(step(last, at, furthest=written, sources=0 if source is None else 1), cache=cache)
             )
             moved = [np.append(rows[parent][:written], rows[slot][-1]) for slot, parent in enumerate(parents)]
-            target = pack(moved, reads=reads)
+            target = pack(moved, reads=reads).to(device)
             direct = _outputs(model, target, source)[target.at == written]
             worst.see(_distance(direct, after) / _size(direct), f"slots go on from {parents.tolist()}")
     return worst.finding("a reorder moves whole rows", ROUNDING[_dtype(model)])
@@ -209,13 +209,16 @@ def parallel_equals_sequential(model: Transformer, lesson: Lesson, *, smoothing:
     parallel = _gradients(model)
     model.zero_grad()
     total = 0.0
-    rows = [part.numpy() for part in unpack(lesson.inputs.ids, lesson.inputs)]
+    device = lesson.labels.device
+    rows = [part.cpu().numpy() for part in unpack(lesson.inputs.ids, lesson.inputs)]
     labels = unpack(lesson.labels, lesson.inputs)
-    sources = None if lesson.source is None else [part.numpy() for part in unpack(lesson.source.ids, lesson.source)]
+    sources = (
+        None if lesson.source is None else [part.cpu().numpy() for part in unpack(lesson.source.ids, lesson.source)]
+    )
     for number, (row, right) in enumerate(zip(rows, labels, strict=True)):
-        source = None if sources is None else pack([sources[number]])
+        source = None if sources is None else pack([sources[number]]).to(device)
         for length in range(1, len(row) + 1):
-            states = model(pack([row[:length]]), source)[-1:]
+            states = model(pack([row[:length]]).to(device), source)[-1:]
             loss = project_and_score(states, right[length - 1 : length], model.output, smoothing=smoothing)[0]
             loss.backward()
             total += loss.item()
@@ -311,7 +314,7 @@ def _gradients_by_position(
         outputs = _outputs(model, target, source)
     # A random direction: a plain sum of outputs can have no gradient at all behind a norm.
     generator = torch.Generator().manual_seed(5)
-    direction = torch.rand(outputs.shape, generator=generator, dtype=torch.float64).to(outputs.dtype)
+    direction = torch.rand(outputs.shape, generator=generator, dtype=torch.float64).to(outputs)
     for at in range(sample.longest):
         here = (target.at == at)[:, None]
         (gradient,) = torch.autograd.grad((outputs * direction * here).sum(), caught[0], retain_graph=True)
@@ -339,15 +342,13 @@ def _largest_step_difference(model: Transformer, sample: Sample, first: int, chu
             rows = [number for number, row in enumerate(sample.rows) if len(row) > begin]
             if chunk == 1 and end == begin + 1:
                 # A true step: every slot reads one token, rows that are over read anything.
-                ids = torch.tensor([int(row[min(begin, len(row) - 1)]) for row in sample.rows])
-                batch = step(ids, torch.full((count,), begin), furthest=begin, sources=0 if source is None else count)
+                ids = torch.tensor([int(row[min(begin, len(row) - 1)]) for row in sample.rows], device=sample.device)
+                at = torch.full_like(ids, begin)
+                batch = step(ids, at, furthest=begin, sources=0 if source is None else count)
                 parts = dict(enumerate(unpack(model.scores(model(batch, cache=cache)), batch)))
             else:
-                batch = pack(
-                    [sample.rows[number][begin:end] for number in rows],
-                    names=rows,
-                    starts=[begin] * len(rows),
-                )
+                some = [sample.rows[number][begin:end] for number in rows]
+                batch = pack(some, names=rows, starts=[begin] * len(rows)).to(sample.device)
                 parts = dict(zip(rows, unpack(model.scores(model(batch, cache=cache)), batch), strict=True))
             for number in rows:
                 difference = _distance(expected[number][begin:end], parts[number])

@@ -16,6 +16,7 @@ class Sample:
 
     rows: list[np.ndarray]
     sources: list[np.ndarray] | None
+    device: str = "cpu"
 
     @property
     def longest(self) -> int:
@@ -24,19 +25,19 @@ class Sample:
 
     def target(self) -> Packed:
         """The rows, packed."""
-        return pack(self.rows)
+        return pack(self.rows).to(self.device)
 
     def source(self) -> Packed | None:
         """The sources, packed."""
-        return None if self.sources is None else pack(self.sources)
+        return None if self.sources is None else pack(self.sources).to(self.device)
 
     def only(self, numbers: list[int]) -> Sample:
         """Some of the rows, in this order."""
         sources = None if self.sources is None else [self.sources[number] for number in numbers]
-        return Sample([self.rows[number] for number in numbers], sources)
+        return Sample([self.rows[number] for number in numbers], sources, self.device)
 
 
-def draw_sample(settings: Model, seed: int = 0, *, rows: int = 4, longest: int = 12) -> Sample:
+def draw_sample(settings: Model, seed: int = 0, *, rows: int = 4, longest: int = 12, device: str = "cpu") -> Sample:
     """Random rows for a model of these settings; one row has the full length, one a single token.
 
     >>> from leftward.settings import Stack
@@ -54,4 +55,4 @@ def draw_sample(settings: Model, seed: int = 0, *, rows: int = 4, longest: int =
     sources = None
     if settings.has_encoder:
         sources = [some(settings.source_size, int(count)) for count in source_lengths]
-    return Sample([some(settings.vocabulary, int(count)) for count in lengths], sources)
+    return Sample([some(settings.vocabulary, int(count)) for count in lengths], sources, device)

@@ -114,7 +114,7 @@ def misplace_steps(model: Transformer) -> None:
 
 def lose_values(model: Transformer) -> None:
     """A reorder moves keys and leaves values where they were: beams go on from somebody else's words."""
-    allocate = model.allocate
+    whole = model.forward
 
     def reorder(cache: Cache, parents: Tensor) -> None:
         for ring in cache.rings:
@@ -122,12 +122,12 @@ def lose_values(model: Transformer) -> None:
         for store in cache.own:
             store[0] = store[0][parents]
 
-    def careless(**sizes: int) -> Cache:
-        cache = allocate(**sizes)
-        cache.reorder = lambda parents: reorder(cache, parents)
-        return cache
+    def forward(target: Packed, source: Packed | None = None, cache: Cache | None = None) -> Tensor:
+        if cache is not None:
+            cache.reorder = lambda parents: reorder(cache, parents)
+        return whole(target, source, cache)
 
-    model.allocate = careless
+    model.forward = forward
 
 
 def unmask_in_training(model: Transformer) -> None:
