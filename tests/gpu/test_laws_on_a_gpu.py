@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.laws.models import CHOICES, build, describe, settings_of
 
 from leftward.auditing import laws
 from leftward.auditing.sample import draw_sample
@@ -21,7 +22,6 @@ from leftward.model.transformer import Transformer
 from leftward.packed import pack
 from leftward.settings import Model, Stack
 from leftward.training.objective import loss_of, shift
-from tests.laws.models import CHOICES, build, describe, settings_of
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU"),

@@ -147,7 +147,7 @@ class Meeting:
             key = _place(self._key, keys, of[group], depth)
             key = key._replace(row=key.row.masked_fill(self._key.filler[-1], sight.NOBODY))
             self.shapes.append((len(group), width, depth))
-            self.places.append((query, key))
+            self.places.append((self._move_places(query), self._move_places(key)))
 
     def _once(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """The value of this name, made the first time it is asked for."""
@@ -157,10 +157,8 @@ class Meeting:
 
     def matrices(self, rule: sight.Rule, dtype: torch.dtype) -> list[Tensor]:
         """The rule as 0 and -inf, (b, 1, 1, Q, K) for each rectangle."""
-        device = self.queries.ids.device
         return self._once(
-            (rule, dtype),
-            lambda: [sight.matrix(rule, *pair, dtype)[:, None, None].to(device) for pair in self.places],
+            (rule, dtype), lambda: [sight.matrix(rule, *pair, dtype)[:, None, None] for pair in self.places]
         )
 
     def spread_own(self, table: Tensor, heads: Heads) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -233,6 +231,9 @@ class Meeting:
             return [part.view(b, heads.key, k, -1) for part, (b, _, k) in zip(parts, self.shapes, strict=True)]
         group = heads.query // heads.key
         return [part.view(b, heads.key, group, q, -1) for part, (b, q, _) in zip(parts, self.shapes, strict=True)]
+
+    def _move_places(self, places: Places) -> Places:
+        return Places(*map(self._move, places))
 
     def _move(self, numbers: Tensor) -> Tensor:
         return numbers.to(self.queries.ids.device)
