@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from leftward.console import Console, duration
+from leftward.disk import divert
 from leftward.errors import LeftwardError, SettingsError
 from leftward.flags import Parser, add_flags, parse, wishes_of
 from leftward.wishes import TrainWishes
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left. Python would complain again when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        divert(sys.stdout.fileno())
         return 0
     except MemoryError:
         console.error(_out_of_memory("the machine's memory does not suffice"))

@@ -129,6 +129,13 @@ def remove_folder(path: Path) -> None:
     _delete(hidden)
 
 
+def divert(descriptor: int) -> None:
+    """Let everything still written to an open file or pipe vanish: whoever read it has left."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
 def sweep(folder: Path) -> None:
     """Delete what dead runs left unfinished in a folder; call it while holding the folder's `lock`.
 
