@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from leftward.disk import (
+    MANIFEST,
     Manifest,
     hash_file,
     make_folder,
@@ -34,7 +35,7 @@ from leftward.disk import (
     write_file,
     write_manifest,
 )
-from leftward.errors import CheckpointError, LeftwardError, SettingsError
+from leftward.errors import CheckpointError, LeftwardError, SettingsError, TextError
 from leftward.model.transformer import Transformer
 from leftward.settings import ControlIds, Run
 from leftward.tables import from_toml, to_toml
@@ -143,7 +144,7 @@ def save_state(folder: Path, kit: Kit, step: int, state: State) -> None:
     """Publish one whole state of training; the newest ones are kept."""
     path = folder / CHECKPOINTS / str(step)
     if path.exists():
-        # Left by a run that went further and was cut back; what stands there is this very state.
+        # Damaged, or the run would have gone on from it.
         remove_folder(path)
     contents = {
         WEIGHTS: safetensors.torch.save(dict(state.weights)),
@@ -155,8 +156,10 @@ def save_state(folder: Path, kit: Kit, step: int, state: State) -> None:
             write_file(unfinished / name, content)
         files = {name: hash_file(unfinished / name) for name in contents}
         write_manifest(unfinished, Manifest(files, {"step": step, **state.facts}))
-    for old in [older for older in _checkpoints(folder) if older.name != str(step)][KEPT - 1 :]:
-        remove_folder(old)
+    others = [other for other in _checkpoints(folder) if other != path]
+    newer = [other for other in others if int(other.name) > step]  # damaged too
+    for other in newer + others[len(newer) + KEPT - 1 :]:
+        remove_folder(other)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -179,19 +182,19 @@ def load_state(checkpoint: Path) -> State:
 def load_kit(folder: Path) -> Kit:
     """Read settings and tokenizers of a model folder or a checkpoint."""
     path = folder / SETTINGS
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CheckpointError(
             "this is no model folder", where=str(folder), hint="name a folder that leftward train has written"
         )
     run = from_toml(Run, _text(path), where=str(path))
     controls = controls_of(run.pieces.target)
     if run.pieces.source is None:
-        both = from_json(_text(folder / "tokenizer.json"), controls)
+        both = _tokenizer(folder / "tokenizer.json", controls)
         return Kit(run, both, both)
     return Kit(
         run,
-        from_json(_text(folder / "tokenizer.source.json"), controls_of(run.pieces.source)),
-        from_json(_text(folder / "tokenizer.target.json"), controls),
+        _tokenizer(folder / "tokenizer.source.json", controls_of(run.pieces.source)),
+        _tokenizer(folder / "tokenizer.target.json", controls),
     )
 
 
@@ -224,7 +227,8 @@ def load(folder: Path) -> Loaded:
 
 def holds_a_run(folder: Path) -> bool:
     """Whether a folder holds anything of a run."""
-    return any((folder / name).exists() for name in (SETTINGS, WEIGHTS, LOG, "manifest.json"))
+    traces = [folder / name for name in (SETTINGS, WEIGHTS, LOG, MANIFEST)] + _checkpoints(folder)
+    return any(os.path.exists(trace) for trace in traces)
 
 
 def newest_step(folder: Path) -> int | None:
@@ -245,10 +249,17 @@ def is_sound(folder: Path) -> bool:
 def _checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, the newest first."""
     parent = folder / CHECKPOINTS
-    if not parent.is_dir():
+    if not os.path.isdir(parent):
         return []
     named = [path for path in parent.iterdir() if path.is_dir() and path.name.isascii() and path.name.isdigit()]
     return sorted(named, key=lambda path: int(path.name), reverse=True)
+
+
+def _tokenizer(path: Path, controls: Controls) -> Tokenizer:
+    try:
+        return from_json(_text(path), controls)
+    except TextError as error:
+        raise CheckpointError(error.what, where=str(path), hint=error.hint) from None
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -50,13 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.error(error)
         return error.exit_code
     except KeyboardInterrupt:
+        console.note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left. Python would complain again when it closes the stream.
         divert(sys.stdout.fileno())
         return 0
     except MemoryError:
-        console.error(_out_of_memory("the machine's memory does not suffice"))
+        console.error(_out_of_memory("while working"))
         return 3
     except Exception as error:
         if os.environ.get("LEFTWARD_DEBUG"):
@@ -217,7 +219,7 @@ def _conclude(trained: Trained, console: Console) -> None:
     console.note("; ".join(part for part in told if part))
     if not trained.is_done:
         console.note(f"stopped after step {trained.step:,} of {trained.steps:,}; the state is saved")
-        console.note(f"go on with: leftward train --resume --out {trained.folder}")
+        console.note(f"go on with: leftward train --resume --out {shlex.quote(str(trained.folder))}")
         return
     best = (
         "" if trained.best_loss is None else f", validation loss {trained.best_loss:.4f} at step {trained.best_step:,}"
@@ -250,10 +252,11 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
 
 
-def _out_of_memory(what: str) -> LeftwardError:
+def _out_of_memory(where: str) -> LeftwardError:
     from leftward.errors import DeviceError
 
-    return DeviceError(what, hint="take a smaller --batch-tokens, --context or --size")
+    hint = "take a smaller --batch-tokens, --context or --size"
+    return DeviceError("the memory of this machine does not suffice", where=where, hint=hint)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with which flag."""
         match = re.fullmatch(r"argument ([^:]+): (.*)", message, re.DOTALL)
-        where, what = (match[1], match[2]) if match else ("", message)
+        where, what = (match[1], match[2]) if match else (self.prog, message)
         choice = re.fullmatch(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", what)
         if choice:
             options = [option.strip().strip("'") for option in choice[2].split(",")]
@@ -55,7 +55,8 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     if unknown:
         name = unknown[0].split("=")[0]
         if not name.startswith("-"):
-            raise SettingsError(f"{unknown[0]!r} is one argument too many", hint=f"see {parser.prog} --help")
+            what = f"{unknown[0]!r} is one argument too many"
+            raise SettingsError(what, where=parser.prog, hint=f"see {parser.prog} --help")
         known = [option for action in parser._actions for option in action.option_strings]
         raise SettingsError(f"there is no flag {name}", where=parser.prog, hint=_suggest(name, known))
     return given

@@ -39,6 +39,23 @@ def settle_device(wished: str | None) -> str:
     return wished
 
 
+def require_memory(size: int, device: str) -> None:
+    """Refuse what needs more bytes than a device has.
+
+    >>> require_memory(10**20, "cpu")
+    Traceback (most recent call last):
+    leftward.errors.DeviceError: training needs 93,132,257,462 GiB for the weights alone, and this machine has ...
+    ...
+    """
+    there = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else _memory()
+    if there and size > there:
+        raise DeviceError(
+            f"training needs {size / 2**30:,.0f} GiB for the weights alone, and this machine has {there / 2**30:,.0f}",
+            where=f"--device {device}",
+            hint="take a smaller --size, or less of --layers, --width or --feed-forward",
+        )
+
+
 def is_medium_as_exact_as_float32() -> bool:
     """Whether torch's "medium" matrix products err no more than float32 on this processor.
 

@@ -250,6 +250,67 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Greedy:
+    """Always the likeliest next token."""
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Keep the `size` likeliest beginnings at each step, and at the end take the best by score.
+
+    The score of an output is the sum of its tokens' log-probabilities divided by its length to the power of
+    `length_penalty`; the end token counts in both.
+    """
+
+    size: int = 5
+    length_penalty: float = 1.0
+    n_best: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least(1, "beam_size", self.size)
+        _at_least(1, "n_best", self.n_best)
+        if self.n_best > self.size:
+            raise SettingsError(
+                f"a beam of {self.size} has no {self.n_best} best", where="n_best", hint="take a larger beam"
+            )
+        if not 0 <= self.length_penalty < float("inf"):
+            raise SettingsError(
+                f"a length penalty of {self.length_penalty}", where="length_penalty", hint="give 0 or more"
+            )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Draw each token by its probability, after a temperature and without the unlikely ones.
+
+    A draw depends on the seed, the row's number in the input, the sample's number and the position alone: the same row
+    and seed give the same text in any batch. `top_k` of 0 and `top_p` of 1 leave nothing out.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 1
+    n_best: int = 1  # how many texts are drawn for each row
+
+    def __post_init__(self) -> None:
+        _at_least(0, "top_k", self.top_k)
+        _at_least(0, "seed", self.seed)
+        _at_least(1, "n_best", self.n_best)
+        if not 0 < self.temperature < float("inf"):
+            raise SettingsError(
+                f"a temperature of {self.temperature}",
+                where="temperature",
+                hint="give a number above 0; 1 changes nothing",
+            )
+        if not 0 < self.top_p <= 1:
+            raise SettingsError(f"a top-p of {self.top_p}", where="top_p", hint="give a share above 0, up to 1")
+
+
+Strategy = Greedy | Beam | Sample
+
+
+@dataclass(frozen=True)
 class Run:
     """All of it, as it stands in a model folder's `settings.toml`.
 

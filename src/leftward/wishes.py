@@ -5,13 +5,15 @@ The command line makes its flags of these fields, and the Python functions take 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from leftward.errors import SettingsError
 from leftward.settings import DocumentsBy, PiecesKind, Precision
 
 SizeName = Literal["tiny", "small", "base", "big"]
 DEFAULT_FOLDER = "leftward-model"
+LARGEST = 2**53  # from here on sums overflow, and readers of JSON lose digits
 
 
 def wish(help: str, group: str) -> Any:
@@ -60,3 +62,10 @@ class TrainWishes:
     device: str | None = wish("cpu, cuda or mps", "the machine")
     out: str | None = wish(f"the model folder ({DEFAULT_FOLDER})", "the run")
     resume: bool | None = wish("go on where the folder's run stopped", "the run")
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, int) and abs(value) > LARGEST:
+                flag = f"--{entry.name.replace('_', '-')}"
+                raise SettingsError(f"{value} is too large", where=flag, hint=f"give {LARGEST} at most")

@@ -175,6 +175,24 @@ class Cache:
             used = store[..., : min(self.filled, ring.capacity), :]
             used.copy_(used.index_select(1, parents))
 
+    def narrow(self, slots: Tensor, sources: Tensor) -> Cache:
+        """A smaller cache that goes on with these slots and sources, in this order."""
+        rings = {ring.window: Ring(ring.at[slots], ring.window) for ring in self.rings}
+        row = None
+        if self.source_row is not None:
+            kept = self.source_row[sources]
+            row = torch.arange(len(kept), device=kept.device)[:, None].where(kept != sight.NOBODY, sight.NOBODY)
+        return Cache(
+            slots=len(slots),
+            capacity=self.capacity,
+            own=[store[:, slots] for store in self.own],
+            ring_of=[rings[ring.window] for ring in self.ring_of],
+            across=[store[:, sources] for store in self.across],
+            source_row=row,
+            filled=self.filled,
+            source_filled=self.source_filled,
+        )
+
     def keep(self, kept: Tensor) -> None:
         """Forget what every slot has written where `kept` (S,) is false."""
         for ring in self.rings:

@@ -102,7 +102,7 @@ def learn(model: Transformer, optimizer: AdamW, batch: Batch, training: Training
     norm = clip(model, training.clip)
     for group in optimizer.param_groups:
         group["lr"] = rate_at(step, training)
-    if torch.isfinite(norm):
+    if torch.isfinite(norm) and torch.isfinite(summed):
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return summed, norm

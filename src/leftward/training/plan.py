@@ -16,6 +16,9 @@ from leftward.wishes import TrainWishes
 
 Value = TypeVar("Value")
 
+LARGEST_VOCABULARY = 10_000_000  # what trains it sets aside room for all of it
+MOST_THREADS = 1024  # with very many torch dies without a word
+
 
 @dataclass(frozen=True)
 class Size:
@@ -74,6 +77,12 @@ class Choices:
 
 def choose_vocabulary(wished: int | None, rows: int, choices: Choices) -> int:
     """How many tokens to train the tokenizer for."""
+    if wished is not None and wished > LARGEST_VOCABULARY:
+        raise SettingsError(
+            f"a vocabulary of {wished:,} is too large",
+            where="--vocabulary",
+            hint=f"give {LARGEST_VOCABULARY:,} at most",
+        )
     return choices.take(
         "vocabulary",
         wished,
@@ -143,6 +152,10 @@ def _make_training(wishes: TrainWishes, data: Data, facts: Facts, model: Model, 
     def take(name: str, wished: Value | None, default: Value) -> Value:
         return choices.take(name, wished, lambda: (default, "default"))
 
+    if wishes.threads is not None and wishes.threads > MOST_THREADS:
+        raise SettingsError(
+            f"{wishes.threads:,} threads are too many", where="--threads", hint=f"this machine has {facts.cores} cores"
+        )
     batch_tokens = choices.take("batch_tokens", wishes.batch_tokens, lambda: _choose_batch(facts, model))
     steps = choices.take("steps", wishes.steps, lambda: _choose_steps(facts, model, batch_tokens))
     every, reason = max(1, min(1000, steps // 20)), "a twentieth of the steps"

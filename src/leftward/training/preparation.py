@@ -6,7 +6,8 @@ Nothing is written here, so a run that is refused leaves no trace.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,24 @@ import torch
 
 from leftward import checkpoint
 from leftward.checkpoint import Kit
-from leftward.errors import CheckpointError, SettingsError
-from leftward.machine import count_cores, is_medium_as_exact_as_float32, settle_device
-from leftward.settings import Data, Pieces, Run, Training
+from leftward.errors import CheckpointError, LeftwardError, SettingsError, TextError
+from leftward.machine import count_cores, is_medium_as_exact_as_float32, require_memory, settle_device
+from leftward.settings import ControlIds, Data, Pieces, Run, Training
 from leftward.text.corpus import Documents, Lines, require_pairs
 from leftward.text.order import hold_out
 from leftward.text.samples import Articles, Book, Pairs, Samples, split_end
-from leftward.text.stream import Stream
+from leftward.text.stream import Stream, once
 from leftward.text.tokenizer import Tokenizer
 from leftward.text.vocabulary import train_bpe, train_characters
-from leftward.training.plan import SIZES, Choices, Facts, choose_held_out, choose_vocabulary, make_run
+from leftward.training.plan import (
+    SIZES,
+    Choices,
+    Facts,
+    choose_held_out,
+    choose_vocabulary,
+    count_matrix_weights,
+    make_run,
+)
 from leftward.wishes import DEFAULT_FOLDER, TrainWishes
 
 
@@ -37,7 +46,7 @@ class Prepared:
     origins: Mapping[str, str]  # where each setting came from
     training_samples: Samples
     validation_samples: Samples | None
-    files: Mapping[str, tuple[int, str]]  # size and SHA-256 of every file read
+    files: Mapping[str, tuple[int, str]]  # size and SHA-256 of every file read, by its part in the run
     is_new: bool = True
     checkpoint: Path | None = None  # to go on from
     notes: tuple[str, ...] = ()
@@ -55,9 +64,10 @@ class Prepared:
 def prepare(wishes: TrainWishes) -> Prepared:
     """Read the files, train or read the tokenizers, settle every setting. Writes nothing."""
     folder = Path(wishes.out or DEFAULT_FOLDER)
-    if folder.exists() and not folder.is_dir():
+    # os.path answers no where Path would fail, as under a folder that may not be read.
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise SettingsError("the output is a file", where=f"--out {folder}", hint="name a folder that is not there yet")
-    if wishes.resume and (folder / checkpoint.SETTINGS).is_file():
+    if wishes.resume and checkpoint.holds_a_run(folder):
         return _prepare_to_go_on(wishes, folder)
     if not wishes.resume:
         refuse_other_run(folder)
@@ -81,6 +91,7 @@ def _prepare_anew(wishes: TrainWishes, folder: Path) -> Prepared:
     device = settle_device(wishes.device)
     choices = Choices()
     data = _data_of(wishes)
+    _require_possible(wishes, data, device)
     opened = _Opened.read(data)
     held_out = 0
     if not opened.has_validation:
@@ -122,44 +133,65 @@ def _prepare_anew(wishes: TrainWishes, folder: Path) -> Prepared:
     )
     run = make_run(wishes, data, pieces, facts, choices)
     kit = Kit(run, source, target)
-    training, validation = opened.samples(kit, seed)
-    _require_training_fits(run, training)
+    with _in_file(data.target or data.text):
+        training, validation = opened.samples(kit, seed)
+    _require_rows(run, training, validation)
     return Prepared(folder, kit, choices.origins, training, validation, opened.fingerprints)
 
 
-def _require_training_fits(run: Run, training: Samples) -> None:
-    """Complain now, and not when the folder is made."""
+def _require_possible(wishes: TrainWishes, data: Data, device: str) -> None:
+    """Complain of impossible settings now, and not when minutes have gone into a tokenizer."""
+    facts = Facts(1, 1, vocabulary=2, source_vocabulary=0, cores=1, device=device, medium_is_float32=False)
+    model = make_run(wishes, data, Pieces("bpe", ControlIds(0, 1)), facts, Choices()).model
+    require_memory(16 * count_matrix_weights(model), device)  # in float32: weight, gradient and two moments
+
+
+def _require_rows(run: Run, training: Samples, validation: Samples | None) -> None:
+    """Complain now of data that gives nothing to learn or to validate, and not when the folder is made."""
     if run.training is not None:
-        Stream([training], budget=run.training.batch_tokens, seed=run.training.seed)
+        with _in_file(run.data.target or run.data.text):
+            next(Stream([training], budget=run.training.batch_tokens, seed=run.training.seed).batches())
+    if validation is not None and next(once(validation, validation.context), None) is None:
+        raise TextError(
+            "no row is left to validate on: all are blank or longer than the context",
+            where=run.data.validation_target or run.data.validation_text or run.data.target or run.data.text,
+            hint="look at the files, or allow longer rows with a larger context",
+        )
+
+
+@contextmanager
+def _in_file(path: str) -> Iterator[None]:
+    """Give an error that names no place the file it comes from."""
+    try:
+        yield
+    except LeftwardError as error:
+        error.where = error.where or path
+        raise
 
 
 def _data_of(wishes: TrainWishes) -> Data:
     pair = (wishes.source, wishes.target)
     if wishes.text is not None and any(pair):
-        raise SettingsError("--text and a pair of files contradict each other", hint="leave one of them out")
+        what = "--text and a pair of files contradict each other"
+        raise SettingsError(what, where=f"--text {wishes.text}", hint="leave one of them out")
     if wishes.text is None and not all(pair):
         missing = "--target" if wishes.source else "--source" if wishes.target else "--source and --target, or --text"
-        raise SettingsError(f"there is nothing to learn from: {missing} is missing", hint=f"give {missing}")
+        folder = wishes.out or DEFAULT_FOLDER
+        where = f"{folder}, which holds no run to go on with" if wishes.resume else "leftward train"
+        raise SettingsError("there is nothing to learn from", where=where, hint=f"give {missing}")
     validation = (wishes.validation_source, wishes.validation_target)
     if any(validation) and not all(validation):
-        raise SettingsError("validation wants both sides", hint="give --validation-source and --validation-target")
+        given = "--validation-source" if wishes.validation_source else "--validation-target"
+        hint = "give --validation-source and --validation-target"
+        raise SettingsError("validation wants both sides", where=given, hint=hint)
     if (wishes.text is not None and any(validation)) or (all(pair) and wishes.validation_text is not None):
-        raise SettingsError("the validation files do not fit what is learned", hint="give files of the same kind")
+        given = "--validation-source" if wishes.text is not None else "--validation-text"
+        what = "the validation files do not fit what is learned"
+        raise SettingsError(what, where=given, hint="give files of the same kind")
     if wishes.documents is not None and wishes.text is None:
         raise SettingsError("only one text has documents", where="--documents", hint="leave it out, or give --text")
 
-    def path(wished: str | None) -> str:
-        return "" if wished is None else os.path.abspath(wished)
-
-    return Data(
-        source=path(wishes.source),
-        target=path(wishes.target),
-        text=path(wishes.text),
-        documents=wishes.documents or "none",
-        validation_source=path(wishes.validation_source),
-        validation_target=path(wishes.validation_target),
-        validation_text=path(wishes.validation_text),
-    )
+    return replace(Data(documents=wishes.documents or "none"), **_places(wishes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,9 +235,16 @@ class _Opened:
         return Documents(self.target, self.data.documents)
 
     @property
+    def files(self) -> dict[str, Lines]:
+        """The files by the names of their settings."""
+        only = "target" if self.data.is_pair else "text"
+        lines = (self.source, self.target, self.validation_source, self.validation_target)
+        named = zip(("source", only, "validation_source", f"validation_{only}"), lines, strict=True)
+        return {name: one for name, one in named if one is not None}
+
+    @property
     def fingerprints(self) -> dict[str, tuple[int, str]]:
-        files = (self.source, self.target, self.validation_source, self.validation_target)
-        return {str(lines.path): (lines.size, lines.sha256) for lines in files if lines is not None}
+        return {name: (lines.size, lines.sha256) for name, lines in self.files.items()}
 
     def count_target_tokens(self, tokenizer: Tokenizer) -> int:
         """Predicted tokens of one pass, reckoned from the first lines."""
@@ -283,13 +322,16 @@ def _prepare_to_go_on(wishes: TrainWishes, folder: Path) -> Prepared:
         raise CheckpointError("this model was not trained here", where=str(folder), hint="train one from text files")
     _require_no_contradiction(wishes, kit.run, folder)
     settle_device(kit.run.training.device)
-    data = _moved(wishes, kit.run.data)
-    opened = _Opened.read(data)
-    newest = checkpoint.newest_checkpoint(folder)
+    opened = _Opened.read(replace(kit.run.data, **_places(wishes)))
+    _require_same_share(wishes, kit.run.data, opened, folder)
+    newest, last = checkpoint.newest_checkpoint(folder), checkpoint.newest_step(folder)
     notes = []
     if newest is None:
         notes.append(f"{folder} holds no whole checkpoint: starting from the beginning")
     else:
+        if newest.name != str(last):
+            notes.append(f"the checkpoint of step {last} is damaged")
+        _require_same_kit(folder, newest)
         facts = checkpoint.load_state(newest).facts
         _require_same_files(facts["data"], opened, folder)
         if facts["torch"] != str(torch.__version__):
@@ -305,10 +347,20 @@ def _prepare_to_go_on(wishes: TrainWishes, folder: Path) -> Prepared:
 _FILES = ("source", "target", "text", "validation_source", "validation_target", "validation_text")
 
 
-def _moved(wishes: TrainWishes, data: Data) -> Data:
-    """The files of the run, from where they are now said to be."""
+def _places(wishes: TrainWishes) -> dict[str, Any]:
+    """The files that are named; from the root, for a run may be gone on with from anywhere."""
     places = {name: os.path.abspath(path) for name in _FILES if (path := getattr(wishes, name)) is not None}
-    return replace(data, **places)
+    for name, path in places.items():
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            hint = "rename it, or make a link to it"
+            raise SettingsError("the file's name is not UTF-8", where=f"{_flag(name)} {path!r}", hint=hint) from None
+    return places
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _said(run: Run) -> dict[str, Any]:
@@ -333,31 +385,57 @@ def _said(run: Run) -> dict[str, Any]:
 
 def _require_no_contradiction(wishes: TrainWishes, run: Run, folder: Path) -> None:
     asked = {name: value for name, value in asdict(wishes).items() if value is not None}
-    said = _said(run)
-    for name in ("source", "target", "text"):
-        if name in asked and not getattr(run.data, name):
-            said[name] = "none"
+    said = _said(run) | {name: "none" for name in _FILES if not getattr(run.data, name)}
+    for name, value in asked.items():
+        if name in said and said[name] != value:
+            raise _contradiction(folder, name, said[name], value)
     if wishes.size is not None:
         size = SIZES[wishes.size]
         for name in ("layers", "width", "heads", "feed_forward", "dropout"):
-            asked.setdefault(name, getattr(size, name))
-    for name, value in asked.items():
-        if name in said and said[name] != value:
-            flag = f"--{name.replace('_', '-')}"
-            raise SettingsError(
-                f"the run in {folder} has {said[name]}, not {value}",
-                where=flag,
-                hint=f"leave {flag} out to go on with that run, or start another in a new folder",
+            if name not in asked and said[name] != getattr(size, name):
+                raise _contradiction(folder, "size", f"{name} {said[name]}", getattr(size, name))
+    # Texts too small give a smaller vocabulary than was asked for, never a larger one.
+    if wishes.vocabulary is not None and wishes.vocabulary < run.model.vocabulary:
+        raise _contradiction(folder, "vocabulary", run.model.vocabulary, wishes.vocabulary)
+
+
+def _require_same_share(wishes: TrainWishes, data: Data, opened: _Opened, folder: Path) -> None:
+    """A share was rounded to whole rows when the run began."""
+    asked = wishes.validation_share
+    if asked is None:
+        return
+    if data.is_pair or data.documents != "none":
+        asked = choose_held_out(asked, opened.rows, Choices()) / opened.rows
+    if asked != data.validation_share:
+        raise _contradiction(folder, "validation_share", data.validation_share, wishes.validation_share)
+
+
+def _contradiction(folder: Path, name: str, said: object, asked: object) -> SettingsError:
+    flag = _flag(name)
+    return SettingsError(
+        f"the run in {folder} has {said}, not {asked}",
+        where=flag,
+        hint=f"leave {flag} out to go on with that run, or start another in a new folder",
+    )
+
+
+def _require_same_kit(folder: Path, newest: Path) -> None:
+    """Settings and tokenizers are those that the checkpoint was made with, byte for byte."""
+    for name in checkpoint.load_kit(newest).files():
+        if (folder / name).read_bytes() != (newest / name).read_bytes():
+            raise CheckpointError(
+                f"{name} has changed since the run began",
+                where=str(folder / name),
+                hint=f"bring it back: copy {newest / name} there",
             )
 
 
 def _require_same_files(known: Mapping[str, list[Any]], opened: _Opened, folder: Path) -> None:
     """The content counts, not the place."""
-    contents = {tuple(fingerprint) for fingerprint in known.values()}
-    for path, fingerprint in opened.fingerprints.items():
-        if tuple(fingerprint) not in contents:
+    for name, fingerprint in opened.fingerprints.items():
+        if known.get(name) != list(fingerprint):
             raise CheckpointError(
                 "the file has changed since the run began",
-                where=path,
+                where=str(opened.files[name].path),
                 hint=f"bring back the file as it was, or start a new run in another folder than {folder}",
             )

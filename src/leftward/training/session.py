@@ -56,6 +56,11 @@ def train(
 ) -> Trained:
     """Train to the end, or until `should_stop` says so after a step; either way the state is saved."""
     folder, kit, training = prepared.folder, prepared.kit, prepared.training
+    torch.set_num_threads(training.threads)
+    torch.manual_seed(training.seed)
+    # Before the folder: a model that does not fit the machine leaves no trace.
+    model = Transformer(kit.run.model).to(training.device)
+    optimizer = make_optimizer(model, training)
     make_folder(folder)
     with lock(folder):
         if prepared.is_new:
@@ -64,10 +69,6 @@ def train(
             checkpoint.begin_folder(folder, kit)
         sweep(folder)
         sweep(folder / checkpoint.CHECKPOINTS)
-        torch.set_num_threads(training.threads)
-        torch.manual_seed(training.seed)
-        model = Transformer(kit.run.model).to(training.device)
-        optimizer = make_optimizer(model, training)
         progress = loop.Progress()
         log = Log(folder / checkpoint.LOG)
         if prepared.checkpoint is not None:
@@ -125,9 +126,9 @@ class _Keeper:
             if event.is_best:
                 self.serve(progress)
         elif isinstance(event, loop.Due):
-            self.save(progress)
             if self.prepared.validation_samples is None:
                 self.serve(progress)
+            self.save(progress)  # last: what a kill took before it is done again by the run that goes on
 
     def serve(self, progress: loop.Progress) -> None:
         """Make the present weights those that serve."""
