@@ -20,7 +20,7 @@ prove: setup ## the slow tests
 	$(PYTHON) -m pytest -m slow
 
 prove-gpu: setup ## what needs a GPU
-	$(PYTHON) -m pytest tests/gpu
+	$(PYTHON) -m pytest -m gpu tests/gpu
 
 bench: ## speed and memory beside the peers, half an hour on a quiet machine; BENCH=--quick only sees it start
 	@python3 tools/bootstrap.py --extra bench

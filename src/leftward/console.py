@@ -85,7 +85,7 @@ def duration(seconds: float) -> str:
     """Seconds as people say them.
 
     >>> duration(5), duration(75), duration(3700)
-    ('5 s', '1 min 15 s', '1 h 02 min')
+    ('5 s', '1 min 15 s', '1 h 01 min')
     """
     whole = round(seconds)
     if whole < 60:

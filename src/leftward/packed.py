@@ -104,6 +104,8 @@ def pack(
     named = np.arange(len(rows)) if names is None else np.asarray(names, dtype=np.int64)
     started = np.zeros(len(rows), dtype=np.int64) if starts is None else np.asarray(starts, dtype=np.int64)
     read = named if reads is None else np.asarray(reads, dtype=np.int64)
+    if len(set(named.tolist())) < len(rows):
+        raise ValueError(f"row names come twice: {named.tolist()}; a row is one unbroken run of tokens")
     ends = np.cumsum(lengths)
     within = np.arange(int(ends[-1]) if len(rows) else 0) - np.repeat(ends - lengths, lengths)
     ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows]) if len(rows) else within

@@ -134,6 +134,14 @@ class Model:
             )
 
     def _check_stack(self, side: str, stack: Stack) -> None:
+        # Half the buckets of a direction tell single distances apart, the others grow up to the far distance.
+        single = self.relative_buckets // (4 if side == "encoder" else 2)
+        if self.positions == "relative" and not 0 < single < self.relative_distance:
+            raise SettingsError(
+                f"{self.relative_buckets} buckets cannot grow up to a distance of {self.relative_distance}",
+                where="relative_buckets",
+                hint="take 4 or more, and a distance beyond half of them",
+            )
         if not stack.head_size and self.width % stack.heads:
             raise SettingsError(
                 f"a width of {self.width} does not divide into {stack.heads} heads",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from leftward.errors import SettingsError
-from leftward.settings import DocumentsBy, PiecesKind, Precision
+from leftward.settings import Beam, DocumentsBy, Greedy, PiecesKind, Precision, Sample, Strategy
 
 SizeName = Literal["tiny", "small", "base", "big"]
 DEFAULT_FOLDER = "leftward-model"
@@ -69,3 +69,80 @@ class TrainWishes:
             if isinstance(value, int) and abs(value) > LARGEST:
                 flag = f"--{entry.name.replace('_', '-')}"
                 raise SettingsError(f"{value} is too large", where=flag, hint=f"give {LARGEST} at most")
+
+
+StrategyName = Literal["greedy", "beam", "sample"]
+
+_HOW, _MACHINE = "how to write", "the machine"
+
+# The fields of each strategy, by the names of its flags.
+_FIELDS = {
+    "greedy": {},
+    "beam": {"beam_size": "size", "length_penalty": "length_penalty", "n_best": "n_best"},
+    "sample": {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "seed": "seed", "n_best": "n_best"},
+}
+_STRATEGIES = {"greedy": Greedy, "beam": Beam, "sample": Sample}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineWishes:
+    """What may be asked of any verb that runs a model."""
+
+    threads: int | None = wish("processor threads", _MACHINE)
+    device: str | None = wish("cpu, cuda or mps", _MACHINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritingWishes(MachineWishes):
+    """What may be asked of writing.
+
+    >>> WritingWishes(strategy="beam", beam_size=4).choose_strategy("greedy")
+    Beam(size=4, length_penalty=1.0, n_best=1)
+    """
+
+    strategy: StrategyName | None = wish("how each next token is chosen", _HOW)
+    beam_size: int | None = wish("hypotheses kept side by side (beam)", _HOW)
+    length_penalty: float | None = wish("power of the length a score is divided by (beam)", _HOW)
+    temperature: float | None = wish("above 1 bolder, below 1 more careful (sample)", _HOW)
+    top_k: int | None = wish("draw among so many likeliest tokens (sample)", _HOW)
+    top_p: float | None = wish("draw among the likeliest that make up this share (sample)", _HOW)
+    seed: int | None = wish("another one draws other texts (sample)", _HOW)
+    n_best: int | None = wish("how many texts for each row (beam, sample)", _HOW)
+    max_new: int | None = wish("tokens written, at most", _HOW)
+    to: str | None = wish("target language, where the model knows several", _HOW)
+    exact: bool | None = wish("the same bits whatever else is in the batch; slower", _HOW)
+
+    def choose_strategy(self, default: StrategyName) -> Strategy:
+        """The strategy that was asked for; a field of another one is an error."""
+        name = self.strategy or default
+        mine = _FIELDS[name]
+        for other in ("beam", "sample"):
+            for flag in _FIELDS[other]:
+                if flag not in mine and getattr(self, flag) is not None:
+                    raise SettingsError(
+                        f"--{flag.replace('_', '-')} belongs to the strategy {other}, and this is {name}",
+                        where=f"--{flag.replace('_', '-')}",
+                        hint=f"add --strategy {other}, or leave it out",
+                    )
+        if self.max_new is not None and self.max_new < 1:
+            raise SettingsError(f"max-new is {self.max_new}", where="--max-new", hint="it must be at least 1")
+        given = {field: getattr(self, flag) for flag, field in mine.items() if getattr(self, flag) is not None}
+        return _STRATEGIES[name](**given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateWishes(WritingWishes):
+    """What may be asked of evaluation."""
+
+    source: str | None = wish("text to translate, a sentence a line", "what to evaluate on")
+    target: str | None = wish("its true translation, line by line", "what to evaluate on")
+    text: str | None = wish("one text, for a model that continues text", "what to evaluate on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreWishes(MachineWishes):
+    """What may be asked of scoring."""
+
+    source: str | None = wish("text that was translated, a sentence a line", "what to score")
+    target: str | None = wish("its translation, line by line", "what to score")
+    text: str | None = wish("one text, scored line by line", "what to score")

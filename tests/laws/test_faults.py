@@ -4,7 +4,7 @@ import pytest
 from tests.laws.models import a_model
 
 from leftward.auditing import laws
-from leftward.auditing.sample import draw_sample
+from leftward.auditing.specimens import draw_sample
 from leftward.auditing.zoo import faults
 from leftward.training.objective import shift
 

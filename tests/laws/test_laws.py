@@ -7,7 +7,7 @@ import torch
 from tests.laws.models import CHOICES, PARTS, build, describe, is_possible, met, settings_of
 
 from leftward.auditing import laws
-from leftward.auditing.sample import draw_sample
+from leftward.auditing.specimens import draw_sample
 from leftward.model.attention import forced_path
 from leftward.training.objective import shift
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leftward.auditing.sample import Sample
+from leftward.auditing.specimens import Sample
 from leftward.auditing.verdict import Finding, Worst
 from leftward.model.attention import forced_path
 from leftward.model.exact import exact

@@ -110,7 +110,8 @@ class Cache:
     @property
     def bytes(self) -> int:
         """The memory it holds."""
-        parts = [*self.own, *self.across, *(ring.at for ring in self.rings)]
+        places = [ring.at for ring in self.rings] + ([] if self.source_row is None else [self.source_row])
+        parts = [*self.own, *self.across, *places]
         return sum(part.numel() * part.element_size() for part in parts)
 
     @property
@@ -138,6 +139,8 @@ class Cache:
         """The meeting of a batch with the sources its rows read."""
         if self.source_row is None:
             raise CacheError("this cache has no room for sources", hint="allocate it with sources=")
+        if not self.source_filled:
+            raise CacheError("this cache has read no source yet", hint="call model.read(source, cache) first")
         depth = round_up(self.source_filled, KEY_MULTIPLE) if is_exact() else self.source_filled
         return CachedMeeting.with_sources(self.source_row[:, :depth], batch)
 
@@ -203,7 +206,7 @@ def _write(store: Tensor, keys_and_values: Tensor, cells: Tensor) -> None:
     """Keys and values (N, 2, Hk, D) into the numbered cells of a store (2, S, Hk, C, D)."""
     size = store.shape[-1]
     for part in range(2):
-        store[part].view(-1, size).index_copy_(0, cells, keys_and_values[:, part].reshape(-1, size))
+        store[part].view(-1, size).index_copy_(0, cells, keys_and_values[:, part].reshape(-1, size).to(store.dtype))
 
 
 @dataclass(eq=False)
@@ -232,7 +235,8 @@ class CachedMeeting:
         columns = batch.at % ring.capacity
         depth = min(batch.furthest + 1, ring.capacity)
         depth = round_up(depth, KEY_MULTIPLE) if is_exact() else depth
-        if batch.segments is not None and ring.window is not None:
+        # Only where a slot goes round can new keys take the cells of keys that are still in sight.
+        if batch.segments is not None and ring.window is not None and batch.furthest >= ring.capacity:
             longest, room = int(batch.segments.lengths.max()), ring.capacity - ring.window + 1
             if longest > room:
                 raise CacheError(

@@ -202,6 +202,12 @@ class Transformer(nn.Module):
         With a cache the tokens go on from what it holds, and the source is the one it was given by `read`.
         """
         across = None
+        if self.encoder is None and source is not None:
+            raise SettingsError(
+                "a decoder-only model reads no source",
+                where="source",
+                hint="give the model its prompt as the target",
+            )
         if self.encoder is not None:
             if cache is not None:
                 across = Across(cache.meet_sources(target))

@@ -94,7 +94,9 @@ def project_and_score(
     """
     if output.scale != 1:
         states = states * output.scale
-    return _ProjectAndScore.apply(states, output.weight, output.bias, labels, smoothing)
+    # Inside an autograd function gradients are always off, whatever they are outside.
+    wants = torch.is_grad_enabled()
+    return _ProjectAndScore.apply(states, output.weight, output.bias, labels, smoothing, wants)
 
 
 class _ProjectAndScore(torch.autograd.Function):
@@ -102,12 +104,12 @@ class _ProjectAndScore(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, wants: bool
     ) -> tuple[Tensor, Tensor]:
         device = states.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
         exact = torch.float64 if dtype == torch.float64 else torch.float32
-        wants = any(ctx.needs_input_grad)
+        wants = wants and any(ctx.needs_input_grad)
         words = weight.to(dtype)
         mean_word, even = weight.to(exact).mean(dim=0), smoothing / len(weight)
         mean_bias = 0.0 if bias is None else bias.to(exact).mean()
@@ -160,6 +162,7 @@ class _ProjectAndScore(torch.autograd.Function):
             (to_states * gradient).to(of_states),
             (to_weight * gradient).to(of_weight),
             None if to_bias is None else to_bias * gradient,
+            None,
             None,
             None,
         )
