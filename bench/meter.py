@@ -31,6 +31,26 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """The clock, and the seconds of processor that this process and the whole machine have used."""
+
+    wall: float
+    own: float
+    busy: float
+
+    @classmethod
+    def now(cls) -> Moment:
+        """This moment."""
+        return cls(time.perf_counter(), time.process_time(), _busy_seconds())
+
+    def window_since(self, before: Moment, tokens: int) -> Window:
+        """The window between two moments."""
+        wall = self.wall - before.wall
+        others = self.busy - before.busy - (self.own - before.own)
+        return Window(tokens, wall, max(0.0, others) / (wall * (os.cpu_count() or 1)))
+
+
+@dataclass(frozen=True)
 class End:
     """What a competitor knows when its last window is over."""
 
@@ -57,10 +77,9 @@ def time_windows(step: Callable[[int], int], *, warm: int, steps: int, every: in
     for number in range(warm):
         step(number)
     for first in range(warm, warm + steps, every):
-        wall, own, busy = time.perf_counter(), time.process_time(), _busy_seconds()
+        before = Moment.now()
         tokens = sum(step(number) for number in range(first, min(first + every, warm + steps)))
-        wall, own, busy = time.perf_counter() - wall, time.process_time() - own, _busy_seconds() - busy
-        yield Window(tokens, wall, max(0.0, busy - own) / (wall * (os.cpu_count() or 1)))
+        yield Moment.now().window_since(before, tokens)
 
 
 def summarize(windows: Sequence[Window]) -> Summary:

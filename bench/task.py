@@ -49,6 +49,7 @@ class Task:
     steps: int
     every: int
     start_mb: float
+    beam: int  # 1: greedy
 
 
 def read_task(purpose: str, *, precisions: Sequence[str]) -> Task:
@@ -60,11 +61,14 @@ def read_task(purpose: str, *, precisions: Sequence[str]) -> Task:
     parser.add_argument("--warm", type=int, required=True, help="steps before the first window")
     parser.add_argument("--steps", type=int, required=True, help="steps to measure")
     parser.add_argument("--every", type=int, required=True, help="steps of one window")
+    parser.add_argument("--beam", type=int, default=1, help="hypotheses of a beam search; 1: greedy")
     given = parser.parse_args()
     torch.set_num_threads(THREADS)
     torch.manual_seed(SEED)
     corpus = Corpus.load(given.batches)
-    return Task(SIZES[given.size], given.precision, corpus, given.warm, given.steps, given.every, resident_mb())
+    return Task(
+        SIZES[given.size], given.precision, corpus, given.warm, given.steps, given.every, resident_mb(), given.beam
+    )
 
 
 def train(task: Task, step: Callable[[Batch], float], *, parameters: int) -> None:

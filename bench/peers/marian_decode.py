@@ -1,4 +1,4 @@
-"""Greedy decoding by transformers' `generate`, Marian with random weights, every output of one length."""
+"""Greedy decoding or beam search by transformers, Marian with random weights, every output of one length."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
             written = model.generate(
                 input_ids=source,
                 attention_mask=source.ne(PADDING).long(),
-                num_beams=1,
+                num_beams=task.beam,
                 do_sample=False,
                 min_new_tokens=LENGTH,
                 max_new_tokens=LENGTH,

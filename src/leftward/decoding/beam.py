@@ -95,23 +95,17 @@ class Search:
         groups, width = self.total.shape
         count = min(2 * width, scores.shape[1])
         top, tokens = scores.topk(count, dim=1)
-        top = top.double() - scores.double().logsumexp(dim=1, keepdim=True)
+        top = top.double() - scores.logsumexp(dim=1, keepdim=True).double()
         total = (self.total[:, :, None] + top.view(groups, width, count)).flatten(1)
-        total, place = total.topk(min(2 * width, total.shape[1]), dim=1)
+        total, place = total.topk(2 * width, dim=1)
         return total, tokens.view(groups, -1).gather(1, place), place // count
 
     def _prune(self, total: Tensor, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The W best continuations that do not end."""
         if self.room.end is not None:
             total = total.masked_fill(tokens == self.room.end, -torch.inf)
-        total, place = total.topk(min(self.width, total.shape[1]), dim=1)
-        tokens, parents = tokens.gather(1, place), parents.gather(1, place)
-        missing = self.width - total.shape[1]
-        if missing:
-            # A vocabulary smaller than the beam cannot fill it at first.
-            total = torch.nn.functional.pad(total, (0, missing), value=-torch.inf)
-            tokens, parents = (torch.nn.functional.pad(part, (0, missing)) for part in (tokens, parents))
-        return total, tokens, parents
+        total, place = total.topk(self.width, dim=1)
+        return total, tokens.gather(1, place), parents.gather(1, place)
 
     def _finish(self, ends: Tensor, total: Tensor, length: Tensor, slots: Tensor, *, is_open: bool) -> None:
         """Let some hypotheses (G, any) join the pool, where the W best by score stay."""

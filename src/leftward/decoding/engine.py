@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -97,7 +98,8 @@ class _Board:
 
     @classmethod
     def set(cls, engine: Engine, waiting: Sequence[Request]) -> _Board:
-        scorer, device = engine.scorer, engine.scorer.device
+        # What is remembered belongs to this board: two may be at work with one engine.
+        scorer, device = copy(engine.scorer), engine.scorer.device
         capacity = max(len(request.prompt) + request.limit for request in waiting)
         longest = max(len(request.prompt) for request in waiting)
         if longest > scorer.context:
@@ -220,7 +222,9 @@ class _Board:
 
     def narrow(self, waiting: deque[Request]) -> None:
         """Where nothing waits and half of the groups are empty, drop those: a processor computes every slot."""
-        if waiting or self.ids.device.type != "cpu" or not 0 < self.active.sum() <= len(self.active) // 2:
+        if waiting or self.unseen or self.ids.device.type != "cpu":
+            return
+        if not 0 < self.active.sum() <= len(self.active) // 2:
             return
         width = self.chooser.width
         kept = np.flatnonzero(self.active)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from leftward.decoding.sample import choose_greedily
 from leftward.model.cache import Cache
 from leftward.model.transformer import Transformer
 from leftward.packed import Packed, step
@@ -16,7 +17,7 @@ from leftward.packed import Packed, step
 def advance(model: Transformer, ids: Tensor, at: Tensor, cache: Cache, *, furthest: int, sources: int = 0) -> Tensor:
     """Read one token in every slot and choose the one that follows: (S,) to (S,)."""
     states = model(step(ids, at, furthest=furthest, sources=sources), cache=cache)
-    return model.scores(states).argmax(dim=-1)
+    return choose_greedily(model.scores(states))
 
 
 @torch.inference_mode()

@@ -10,9 +10,13 @@ def temper(scores: Tensor, temperature: float) -> Tensor:
     """Flatter above 1, sharper below; 1 changes nothing.
 
     >>> temper(torch.tensor([2.0, 4.0]), 2.0).tolist()
-    [1.0, 2.0]
+    [-1.0, 0.0]
     """
-    return scores if temperature == 1 else scores / temperature
+    if temperature == 1:
+        return scores
+    # Measured from the likeliest, and with room for very small numbers: what is unlike stays unlike.
+    scores = scores.double()
+    return (scores - scores.amax(dim=-1, keepdim=True)) / temperature
 
 
 def keep_top_k(scores: Tensor, k: int) -> Tensor:
@@ -36,7 +40,7 @@ def keep_top_p(scores: Tensor, p: float) -> Tensor:
     if p >= 1:
         return scores
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    shares = ordered.double().softmax(dim=-1)
+    reached = ordered.double().softmax(dim=-1).cumsum(dim=-1)
     # A word stays as long as those before it do not reach p; the first one always does.
-    beyond = shares.cumsum(dim=-1) - shares >= p
+    beyond = torch.nn.functional.pad(reached[..., :-1] >= p, (1, 0))
     return scores.scatter(-1, order, ordered.masked_fill(beyond, -torch.inf))

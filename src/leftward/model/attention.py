@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from leftward.model.exact import is_exact
 from leftward.model.heads import heads_of
 from leftward.model.linear import Linear
 from leftward.model.positions import Alibi, Relative, turn
+from leftward.model.precision import computing_in
 from leftward.model.rectangles import Meeting
 from leftward.model.tap import Attended, Tap
 from leftward.settings import Model, Stack
@@ -65,6 +66,36 @@ def choose_path(queries: Tensor, keys: Tensor) -> Path:
     return "fused" if is_full_float32 and min(keys.shape[2], queries.shape[3]) >= FUSED_FROM_KEYS else "plain"
 
 
+class _FullProduct(torch.autograd.Function):
+    """A product of matrices (B, M, N) in full float32, and so are its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        with computing_in("float32"):
+            return torch.bmm(left, right)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = ctx.saved_tensors
+        with computing_in("float32"):
+            return torch.bmm(gradient, right.transpose(1, 2)), torch.bmm(left.transpose(1, 2), gradient)
+
+
+def multiply(left: Tensor, right: Tensor) -> Tensor:
+    """The products (B, M, N) of attention: many and small.
+
+    The kernels that "medium" picks on a processor are the faster ones for large matrices, and up to five times slower
+    for these; so here it is not followed.
+    """
+    is_plain_float32 = (
+        left.dtype == torch.float32 and left.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    )
+    if is_plain_float32 and torch.get_float32_matmul_precision() != "highest":
+        return _FullProduct.apply(left, right)
+    return torch.bmm(left, right)
+
+
 def plain(
     queries: Tensor, keys: Tensor, values: Tensor, matrix: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -75,11 +106,12 @@ def plain(
     [1.0, 0.0]
     """
     b, key_heads, group, count, size = queries.shape
-    scores = (queries * scale).reshape(b, key_heads, group * count, size) @ keys.transpose(2, 3)
-    scores = scores.view(b, key_heads, group, count, -1)
+    # Rows and key heads become one axis: products of three axes need no views of their own making.
+    asked = (queries * scale).reshape(b * key_heads, group * count, size)
+    scores = multiply(asked, keys.flatten(0, 1).transpose(1, 2)).view(b, key_heads, group, count, -1)
     scores = scores + matrix if bias is None else scores + (bias + matrix)
     weights = scores.softmax(dim=-1)
-    mixed = weights.view(b, key_heads, group * count, -1) @ values
+    mixed = multiply(weights.view(b * key_heads, group * count, -1), values.flatten(0, 1))
     return mixed.view(b, key_heads, group, count, -1), weights
 
 

@@ -93,8 +93,10 @@ class Cache:
         key_heads, size = stack.key_heads or stack.heads, settings.head_size(stack)
         for layer in range(stack.layers):
             window = stack.window_of(layer)
-            # Rounded up so that exact arithmetic can always read a whole multiple of keys.
-            cells = round_up(capacity if window is None else min(capacity, window + chunk - 1), KEY_MULTIPLE)
+            # Rounded up so that exact arithmetic can always read a whole multiple of keys. A ring turns keys round by
+            # what others in the batch need, and sums in another order: exact arithmetic keeps them all.
+            goes_round = window is not None and not is_exact()
+            cells = round_up(min(capacity, window + chunk - 1) if goes_round else capacity, KEY_MULTIPLE)
             if window not in rings:
                 rings[window] = Ring(torch.full((slots, cells), sight.UNREACHABLE, device=device), window)
             ring_of.append(rings[window])
@@ -278,6 +280,10 @@ class CachedMeeting:
             made = self._memo["places"] = [(query, self.key)]
         return made
 
+    def _is_bare_step(self) -> bool:
+        """Whether every row is one query that stays where it is."""
+        return self.tokens is None and len(self.queries.ids) == len(self.key.row) and not is_exact()
+
     def _widened(self) -> slice | Tensor:
         """The query columns of a step: all, and under exact arithmetic the last one again up to a multiple."""
         if not is_exact():
@@ -288,6 +294,8 @@ class CachedMeeting:
     def spread_queries(self, table: Tensor, heads: Heads) -> list[Tensor]:
         """Queries (N, H, D) as (b, Hk, G, Q, D)."""
         group = heads.query // heads.key
+        if self._is_bare_step():
+            return [table.reshape(-1, heads.key, group, 1, heads.size)]
         if self.tokens is None:
             queries = table.reshape(len(self.key.row), -1, heads.key, group, heads.size)[:, self._widened()]
         else:
@@ -303,6 +311,8 @@ class CachedMeeting:
 
     def collect(self, values: list[Tensor], heads: Heads) -> Tensor:
         """The rectangle (b, Hk, G, Q, D) back to tokens (N, H * D)."""
+        if self._is_bare_step():
+            return values[0].reshape(-1, heads.query * heads.size)
         rows = values[0].permute(0, 3, 1, 2, 4)
         if self.tokens is None:
             rows = rows[:, : len(self.queries) // len(rows)]
