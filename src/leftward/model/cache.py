@@ -149,7 +149,7 @@ class Cache:
     def append(self, layer: int, keys_and_values: Tensor, meeting: CachedMeeting) -> Tensor:
         """Write keys and values (N, 2, Hk, D) of a batch; returns the layer's store (2, S, Hk, C, D)."""
         store = self.own[layer]
-        _write(store, keys_and_values, meeting.cells(store.shape[2], store.shape[3]))
+        _write(store, keys_and_values, meeting.cells(store))
         return store
 
     def read(self, layer: int, keys_and_values: Tensor, sources: Packed) -> None:
@@ -158,7 +158,7 @@ class Cache:
         _, _, heads, capacity, _ = store.shape
         head = torch.arange(heads, device=store.device)
         cells = (sources.row[:, None] * heads + head) * capacity + sources.at[:, None]
-        _write(store, keys_and_values, cells.view(-1))
+        _write(store, keys_and_values, _both(cells.view(-1), store))
 
     def admit(self, sources: Packed) -> None:
         """Note which source cells are in use; what a source's cells held before is out of sight."""
@@ -207,8 +207,13 @@ class Cache:
 def _write(store: Tensor, keys_and_values: Tensor, cells: Tensor) -> None:
     """Keys and values (N, 2, Hk, D) into the numbered cells of a store (2, S, Hk, C, D)."""
     size = store.shape[-1]
-    for part in range(2):
-        store[part].view(-1, size).index_copy_(0, cells, keys_and_values[:, part].reshape(-1, size).to(store.dtype))
+    values = keys_and_values.transpose(0, 1).reshape(-1, size)
+    store.view(-1, size).index_copy_(0, cells, values if values.dtype == store.dtype else values.to(store.dtype))
+
+
+def _both(cells: Tensor, store: Tensor) -> Tensor:
+    """The cells of keys, and after them those of values."""
+    return torch.cat([cells, cells + store[0].numel() // store.shape[-1]])
 
 
 @dataclass(eq=False)
@@ -319,13 +324,14 @@ class CachedMeeting:
             return rows.reshape(len(self.queries), heads.query * heads.size)
         return rows.reshape(*self.tokens.shape, -1)[self._real()]
 
-    def cells(self, heads: int, capacity: int) -> Tensor:
-        """Where each head of each token is written, numbered over a store of (S, Hk, C)."""
-        made = self._memo.get(heads)
+    def cells(self, store: Tensor) -> Tensor:
+        """Where the keys of each head of each token are written, numbered over a store, and after them the values."""
+        made = self._memo.get("cells")
         if made is None:
-            head = torch.arange(heads, device=self.queries.row.device)
-            made = (self.queries.row[:, None] * heads + head) * capacity + self.columns[:, None]
-            self._memo[heads] = made = made.view(-1)
+            heads, capacity = store.shape[2:4]
+            head = torch.arange(heads, device=store.device)
+            own = (self.queries.row[:, None] * heads + head) * capacity + self.columns[:, None]
+            made = self._memo["cells"] = _both(own.view(-1), store)
         return made
 
     def _real(self) -> Tensor:

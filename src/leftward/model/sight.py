@@ -89,7 +89,7 @@ def matrix(rule: Rule, query: Places, key: Places, dtype: torch.dtype = torch.fl
     [[0.0, -inf], [0.0, 0.0]]
     """
     sees = rule(*outer(query, key))
-    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, -torch.inf)
+    return torch.where(sees, 0.0, -torch.inf).to(dtype)
 
 
 def is_kernel_triangle(rule: Rule, *, same_places: bool) -> bool:
