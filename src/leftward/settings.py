@@ -311,6 +311,8 @@ class Sample:
                 where="temperature",
                 hint="give a number above 0; 1 changes nothing",
             )
+        if self.seed >= 2**63:
+            raise SettingsError(f"a seed of {self.seed}", where="seed", hint="take one of at most 18 digits")
         if not 0 < self.top_p <= 1:
             raise SettingsError(f"a top-p of {self.top_p}", where="top_p", hint="give a share above 0, up to 1")
 

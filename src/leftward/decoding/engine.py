@@ -147,14 +147,10 @@ class _Board:
         long = [(group, request.prompt[:-1]) for group, request in zip(groups, entering, strict=True)]
         long = [(group * width, prompt) for group, prompt in long if len(prompt)]
         if long:
+            # The first slot of a group reads the prompt: a search begins with one hypothesis, whom all others follow.
             names, prompts = zip(*long, strict=True)
             reads = [name // width for name in names]
             self.scorer.prefill(pack(prompts, names=names, reads=reads).to(device))
-            if width > 1:
-                parents = torch.arange(len(self.ids), device=device)
-                for name in names:
-                    parents[name : name + width] = name
-                self.scorer.reorder(parents)
         self.chooser.enter(groups, entering)
         for group, request in zip(groups, entering, strict=True):
             self.requests[group] = request
