@@ -93,8 +93,8 @@ def test_writing_before_any_source_was_read_is_refused():
 def test_it_is_as_large_as_it_says():
     model = a_model(decoder=Stack(layers=3, heads=4, key_heads=2, feed_forward=8, window=(0, 5, 100)), width=20)
     cache = model.allocate(slots=6, capacity=130, sources=2, source_capacity=65, chunk=70)
-    assert [layer.shape for layer in cache.own] == [(2, 6, 2, 192, 5), (2, 6, 2, 128, 5), (2, 6, 2, 192, 5)]
-    assert [layer.shape for layer in cache.across] == [(2, 2, 2, 128, 5)] * 3
+    assert [layer.shape for layer in cache.own] == [(2, 6, 2, 130, 5), (2, 6, 2, 74, 5), (2, 6, 2, 130, 5)]
+    assert [layer.shape for layer in cache.across] == [(2, 2, 2, 65, 5)] * 3
     assert all(not layer.any() for layer in cache.own + cache.across)
     assert all((ring.at == sight.UNREACHABLE).all() for ring in cache.rings)
     held = [*cache.own, *cache.across, cache.source_row, *(ring.at for ring in cache.rings)]
@@ -112,7 +112,7 @@ def test_layers_of_one_window_share_their_positions():
 @torch.no_grad()
 def test_it_is_allocated_once_and_written_in_place():
     model = a_model(decoder=Stack(layers=2, heads=2, feed_forward=24, window=(0, 3)))
-    cache = model.allocate(slots=2, capacity=30, sources=2, source_capacity=9)
+    cache = model.allocate(slots=2, capacity=30, sources=2, source_capacity=9, chunk=4)
 
     def addresses():
         parts = [*cache.own, *cache.across, cache.source_row, *(ring.at for ring in cache.rings)]
@@ -131,7 +131,7 @@ def test_it_is_allocated_once_and_written_in_place():
 @torch.no_grad()
 def test_filled_is_a_bound_on_the_cells_in_use():
     model = decoder_only(window=(0, 3), context=200)
-    cache = model.allocate(slots=3, capacity=150)
+    cache = model.allocate(slots=3, capacity=150, chunk=7)
     assert cache.filled == 0
     model(pack(random_rows(0, 7, 2), names=[0, 2]), cache=cache)
     assert cache.filled == 7
@@ -259,7 +259,7 @@ def test_a_ring_goes_round_and_round(window, chunk):
 def test_a_ring_takes_as_many_tokens_at_once_as_it_says():
     model = decoder_only(window=5, context=300)
     (row,) = random_rows(4, 300)
-    cache = model.allocate(slots=1, capacity=300)
+    cache = model.allocate(slots=1, capacity=300, chunk=60)
     room = cache.own[0].shape[3] - 5 + 1
     model(pack([row[:100][:room]]), cache=cache)
     with pytest.raises(CacheError, match=f"{room + 1} tokens at once .* window of 5") as caught:

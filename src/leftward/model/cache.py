@@ -57,6 +57,7 @@ class Cache:
     source_row: Tensor | None = None  # (B, L): the source each cell belongs to, NOBODY where it is unused
     filled: int = 0
     source_filled: int = 0
+    _steps_and_sources: CachedMeeting | None = None
 
     @classmethod
     def allocate(
@@ -80,7 +81,7 @@ class Cache:
         >>> model = Model(vocabulary=9, width=8, decoder=Stack(layers=2, heads=2, window=(0, 4)))
         >>> cache = Cache.allocate(model, slots=3, capacity=100)
         >>> [tuple(layer.shape) for layer in cache.own]
-        [(2, 3, 2, 128, 4), (2, 3, 2, 64, 4)]
+        [(2, 3, 2, 100, 4), (2, 3, 2, 4, 4)]
         """
         stack = settings.decoder
         if sources and slots % sources:
@@ -93,17 +94,18 @@ class Cache:
         key_heads, size = stack.key_heads or stack.heads, settings.head_size(stack)
         for layer in range(stack.layers):
             window = stack.window_of(layer)
-            # Rounded up so that exact arithmetic can always read a whole multiple of keys. A ring turns keys round by
-            # what others in the batch need, and sums in another order: exact arithmetic keeps them all.
-            goes_round = window is not None and not is_exact()
-            cells = round_up(min(capacity, window + chunk - 1) if goes_round else capacity, KEY_MULTIPLE)
+            cells = capacity if window is None else min(capacity, window + chunk - 1)
+            if is_exact():
+                # A whole multiple of keys can be read then. And a ring turns keys round by what others in the batch
+                # need, so that they are summed in another order: all of them are kept instead.
+                cells = round_up(capacity, KEY_MULTIPLE)
             if window not in rings:
                 rings[window] = Ring(torch.full((slots, cells), sight.UNREACHABLE, device=device), window)
             ring_of.append(rings[window])
             own.append(torch.zeros(2, slots, key_heads, cells, size, dtype=dtype, device=device))
         across, source_row = [], None
         if sources:
-            cells = round_up(source_capacity, KEY_MULTIPLE)
+            cells = round_up(source_capacity, KEY_MULTIPLE) if is_exact() else source_capacity
             shape = (2, sources, key_heads, cells, size)
             across = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(stack.layers)]
             source_row = torch.full((sources, cells), sight.NOBODY, device=device)
@@ -144,7 +146,12 @@ class Cache:
         if not self.source_filled:
             raise CacheError("this cache has read no source yet", hint="call model.read(source, cache) first")
         depth = round_up(self.source_filled, KEY_MULTIPLE) if is_exact() else self.source_filled
-        return CachedMeeting.with_sources(self.source_row[:, :depth], batch)
+        if batch.segments is not None or is_exact():
+            return CachedMeeting.with_sources(self.source_row[:, :depth], batch)
+        if self._steps_and_sources is None:
+            # Every step reads the sources in the same way, until others are admitted.
+            self._steps_and_sources = CachedMeeting.with_sources(self.source_row[:, :depth], batch)
+        return self._steps_and_sources
 
     def append(self, layer: int, keys_and_values: Tensor, meeting: CachedMeeting) -> Tensor:
         """Write keys and values (N, 2, Hk, D) of a batch; returns the layer's store (2, S, Hk, C, D)."""
@@ -168,6 +175,7 @@ class Cache:
                 f"a source of {sources.furthest + 1} tokens does not fit into room for {room}",
                 hint="allocate the cache with a larger source_capacity",
             )
+        self._steps_and_sources = None
         self.source_filled = max(self.source_filled, sources.furthest + 1)
         self.source_row[sources.row] = sight.NOBODY
         self.source_row[sources.row, sources.at] = sources.row

@@ -23,7 +23,8 @@ from leftward.packed import Packed
 from leftward.settings import Model, Stack
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": functional.relu,
+    # In place where no gradient asks for what was there before.
+    "relu": lambda states: functional.relu(states, inplace=not torch.is_grad_enabled()),
     "gelu": functional.gelu,
     "gelu_tanh": lambda states: functional.gelu(states, approximate="tanh"),
     "gated_silu": functional.silu,
