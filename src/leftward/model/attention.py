@@ -10,7 +10,7 @@ N query tokens, M key tokens; in a rectangle b rows of Q queries and K keys; H h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -82,29 +82,43 @@ class _FullProduct(torch.autograd.Function):
             return torch.bmm(gradient, right.transpose(1, 2)), torch.bmm(left.transpose(1, 2), gradient)
 
 
-def multiply(left: Tensor, right: Tensor) -> Tensor:
-    """The products (B, M, N) of attention: many and small.
-
-    The kernels that "medium" picks on a processor are the faster ones for large matrices, and up to five times slower
-    for these; so here it is not followed.
-    """
-    is_plain_float32 = (
-        left.dtype == torch.float32 and left.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    )
-    if is_plain_float32 and torch.get_float32_matmul_precision() != "highest":
-        return _FullProduct.apply(left, right)
-    return torch.bmm(left, right)
-
-
 def plain(
     queries: Tensor, keys: Tensor, values: Tensor, matrix: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Softmax of the scores, times the values: (b, Hk, G, Q, D), and the weights (b, Hk, G, Q, K).
 
+    The products are many and small. The kernels that "medium" picks on a processor are the faster ones for large
+    matrices, and up to five times slower for these; so here it is not followed.
+
     >>> one, sees_first = torch.ones(1, 1, 1, 1, 2), torch.tensor([[0.0, -torch.inf]])
     >>> plain(one, torch.ones(1, 1, 2, 2), torch.eye(2)[None, None], sees_first, None, 1.0)[0].flatten().tolist()
     [1.0, 0.0]
     """
+    precision = torch.get_float32_matmul_precision()
+    if precision == "highest" or not _is_plain_float32(queries):
+        return _weigh(queries, keys, values, matrix, bias, scale, torch.bmm)
+    if torch.is_grad_enabled():
+        return _weigh(queries, keys, values, matrix, bias, scale, _FullProduct.apply)
+    torch.set_float32_matmul_precision("highest")
+    try:
+        return _weigh(queries, keys, values, matrix, bias, scale, torch.bmm)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def _is_plain_float32(states: Tensor) -> bool:
+    return states.dtype == torch.float32 and states.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+
+
+def _weigh(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    multiply: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
     b, key_heads, group, count, size = queries.shape
     # Rows and key heads become one axis: products of three axes need no views of their own making.
     asked = (queries * scale).reshape(b * key_heads, group * count, size)
@@ -196,14 +210,14 @@ class SelfAttention(_Attention):
     ) -> Tensor:
         """States (N, width) to states (N, width)."""
         heads = self.heads
-        table = self.input(states).view(len(states), -1, heads.size)
+        table = self.input(states).view(states.shape[0], -1, heads.size)
         if angles is not None:
             turning = heads.query + heads.key
             table = torch.cat([turn(table[:, :turning], angles), table[:, turning:]], dim=1)
         if cache is None or isinstance(meeting, Meeting):
             queries, keys, values = meeting.spread_own(table, heads)  # type: ignore[union-attr]
         else:
-            store = cache.append(layer, table[:, heads.query :].unflatten(1, (2, heads.key)), meeting)
+            store = cache.append(layer, table[:, heads.query :].view(-1, 2, heads.key, heads.size), meeting)
             queries = meeting.spread_queries(table[:, : heads.query], heads)
             keys, values = meeting.hold(store)
         return self._attend(queries, keys, values, meeting, bias)
@@ -230,7 +244,7 @@ class CrossAttention(_Attention):
         layer: int = 0,
     ) -> Tensor:
         """States (N, width) to states (N, width); the source is `memory` (M, width), or stands in the cache."""
-        queries = self.queries(states).view(len(states), self.heads.query, self.heads.size)
+        queries = self.queries(states).view(-1, self.heads.query, self.heads.size)
         if isinstance(meeting, Meeting):
             keys, values = meeting.spread_keys(self.project(memory).flatten(1, 2), self.heads)  # type: ignore[arg-type]
         else:

@@ -244,6 +244,12 @@ class CachedMeeting:
     # A cache holds other tokens than the batch, so the fused kernel's own triangle never fits.
     same_places = False
 
+    def __post_init__(self) -> None:
+        # Then every row is one query, which stays where it is.
+        self._is_bare_step = (
+            self.tokens is None and self.queries.ids.shape[0] == self.key.row.shape[0] and not is_exact()
+        )
+
     @classmethod
     def with_own(cls, ring: Ring, batch: Packed) -> CachedMeeting:
         """Tokens, and what their own slots hold once theirs are written too."""
@@ -293,10 +299,6 @@ class CachedMeeting:
             made = self._memo["places"] = [(query, self.key)]
         return made
 
-    def _is_bare_step(self) -> bool:
-        """Whether every row is one query that stays where it is."""
-        return self.tokens is None and len(self.queries.ids) == len(self.key.row) and not is_exact()
-
     def _widened(self) -> slice | Tensor:
         """The query columns of a step: all, and under exact arithmetic the last one again up to a multiple."""
         if not is_exact():
@@ -307,7 +309,7 @@ class CachedMeeting:
     def spread_queries(self, table: Tensor, heads: Heads) -> list[Tensor]:
         """Queries (N, H, D) as (b, Hk, G, Q, D)."""
         group = heads.query // heads.key
-        if self._is_bare_step():
+        if self._is_bare_step:
             return [table.reshape(-1, heads.key, group, 1, heads.size)]
         if self.tokens is None:
             queries = table.reshape(len(self.key.row), -1, heads.key, group, heads.size)[:, self._widened()]
@@ -324,7 +326,7 @@ class CachedMeeting:
 
     def collect(self, values: list[Tensor], heads: Heads) -> Tensor:
         """The rectangle (b, Hk, G, Q, D) back to tokens (N, H * D)."""
-        if self._is_bare_step():
+        if self._is_bare_step:
             return values[0].reshape(-1, heads.query * heads.size)
         rows = values[0].permute(0, 3, 1, 2, 4)
         if self.tokens is None:
