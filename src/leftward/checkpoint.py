@@ -110,7 +110,7 @@ def put_weights(model: Transformer, weights: Mapping[str, Tensor], *, where: str
     other bits.
     """
     own = dict(model.named_parameters())
-    for name in own.keys() | weights.keys():
+    for name in sorted(own.keys() | weights.keys()):
         if name not in weights or name not in own:
             what = "is not in the file" if name in own else "is not in the model"
             raise CheckpointError(f"the weight {name} {what}", where=where, hint="take an intact copy of the model")
@@ -201,11 +201,11 @@ def load_kit(folder: Path) -> Kit:
 def load(folder: Path) -> Loaded:
     """Read the model that serves.
 
-    Every file is checked against the manifest's hash first. A file that is damaged is an error; weights that were just
-    being replaced when a run was cut off are not: the newest whole checkpoint serves.
+    Every file is checked against the manifest's hash first. Where one does not fit, as when a run was cut off while its
+    weights were being replaced, the newest whole checkpoint serves; where there is none, the file is named.
     """
-    if not folder.is_dir():
-        what = "this is a file, not a model folder" if folder.exists() else "there is no such folder"
+    if not os.path.isdir(folder):
+        what = "this is a file, not a model folder" if os.path.exists(folder) else "there is no such folder"
         raise CheckpointError(what, where=str(folder), hint="name a folder that leftward train has written")
     place, note = folder, ""
     try:

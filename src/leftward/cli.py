@@ -240,7 +240,7 @@ def _conclude(trained: Trained, console: Console, *, reads_source: bool) -> None
     )
     console.note(f"saved {trained.folder}: {trained.step:,} steps in {duration(trained.seconds)}{best}")
     verb = "translate" if reads_source else "generate"
-    console.note(f"next: leftward {verb} {trained.folder}")
+    console.note(f"next: leftward {verb} {shlex.quote(str(trained.folder))}")
 
 
 def _translate(arguments: list[str], console: Console) -> int:

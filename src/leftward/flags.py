@@ -68,8 +68,9 @@ def wishes_of(kind: type[Wishes], given: argparse.Namespace) -> Wishes:
 
 
 def _suggest(name: str, known: Sequence[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {nearest[0]}?" if nearest else f"take one of {', '.join(known)}"
+    plain = {option.lstrip("-"): option for option in known}  # dashes would make all flags alike
+    nearest = difflib.get_close_matches(name.lstrip("-"), plain, n=1, cutoff=0.5)
+    return f"did you mean {plain[nearest[0]]}?" if nearest else f"take one of {', '.join(known)}"
 
 
 def _without_none(hint: Any) -> Any:

@@ -41,9 +41,7 @@ def test_the_fallen_do_not_stop_the_others(capfd: pytest.CaptureFixture[str]) ->
 def test_tables_are_shown_whoever_fell() -> None:
     row = make_row(answers(10, 30))
     for show in (show_training, lambda outcome: show_decoding(outcome, 64)):
-        everyone = show(
-            Outcome({"ours, float32": row, "Marian, float32": make_row(answers(5))}, {"torch": "broke"})
-        )
+        everyone = show(Outcome({"ours, float32": row, "Marian, float32": make_row(answers(5))}, {"torch": "broke"}))
         assert "4.00" in everyone
         assert "torch: broke" in everyone
         assert "4.00" not in show(Outcome({"ours, float32": row}, {}))
@@ -65,7 +63,5 @@ def test_a_file_of_results_keeps_its_other_entries(tmp_path: Path) -> None:
     write_results(path, "tiny", {"steps": 4}, outcome)
     entries = json.loads(path.read_text())
     assert {entry: said["asked"]["steps"] for entry, said in entries.items()} == {"tiny": 4, "base": 1}
-    assert entries["tiny"]["rows"]["ours, float32"]["windows"] == [
-        {"tokens": 10, "seconds": 2.0, "other_cpu": 0.0}
-    ]
+    assert entries["tiny"]["rows"]["ours, float32"]["windows"] == [{"tokens": 10, "seconds": 2.0, "other_cpu": 0.0}]
     assert entries["tiny"]["machine"]["cores"] >= 1

@@ -40,9 +40,7 @@ def test_groups_are_whole_and_of_like_length() -> None:
     rows = random_rows(6, 103)
     groups = group_by_length(rows, 10)
     assert [len(group) for group in groups] == [10] * 10
-    spans = sorted(
-        (min(len(rows[row]) for row in group), max(len(rows[row]) for row in group)) for group in groups
-    )
+    spans = sorted((min(len(rows[row]) for row in group), max(len(rows[row]) for row in group)) for group in groups)
     assert all(left[1] <= right[0] for left, right in zip(spans, spans[1:], strict=False))
 
 

@@ -47,9 +47,7 @@ def test_torn_anywhere(rows, data, tmp_path_factory):
     kept = [row for row in survivors if row["step"] <= last]
     assert log.cut_after(last) >= len(survivors) - len(kept) + is_torn
     assert log.rows() == kept
-    assert log.path.read_bytes() == b"".join(
-        line for line in whole.splitlines(keepends=True)[: len(kept)] if kept
-    )
+    assert log.path.read_bytes() == b"".join(line for line in whole.splitlines(keepends=True)[: len(kept)] if kept)
 
 
 def test_a_cut_keeps_every_byte_before_it(tmp_path):

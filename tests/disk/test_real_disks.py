@@ -24,9 +24,7 @@ def small_disk(tmp_path):
     folder = tmp_path / "small disk"
     folder.mkdir()
     mount = shutil.which("mount")
-    mounting = mount and subprocess.run(
-        [mount, "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True
-    )
+    mounting = mount and subprocess.run([mount, "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True)
     if not mounting or mounting.returncode != 0:
         pytest.skip("only root may make the 4 MB disk that this fills")
     try:

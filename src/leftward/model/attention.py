@@ -123,8 +123,7 @@ def _weigh(
     # Rows and key heads become one axis: products of three axes need no views of their own making.
     asked = (queries * scale).reshape(b * key_heads, group * count, size)
     scores = multiply(asked, keys.flatten(0, 1).transpose(1, 2)).view(b, key_heads, group, count, -1)
-    scores = scores + matrix if bias is None else scores + (bias + matrix)
-    weights = scores.softmax(dim=-1)
+    weights = scores.add_(matrix if bias is None else bias + matrix).softmax(dim=-1)
     mixed = multiply(weights.view(b * key_heads, group * count, -1), values.flatten(0, 1))
     return mixed.view(b, key_heads, group, count, -1), weights
 

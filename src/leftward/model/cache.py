@@ -253,7 +253,7 @@ class CachedMeeting:
     @classmethod
     def with_own(cls, ring: Ring, batch: Packed) -> CachedMeeting:
         """Tokens, and what their own slots hold once theirs are written too."""
-        columns = batch.at % ring.capacity
+        columns = batch.at if ring.window is None else batch.at % ring.capacity
         depth = min(batch.furthest + 1, ring.capacity)
         depth = round_up(depth, KEY_MULTIPLE) if is_exact() else depth
         # Only where a slot goes round can new keys take the cells of keys that are still in sight.
@@ -321,7 +321,8 @@ class CachedMeeting:
         """The keys and values (b, Hk, K, D) that are looked at, out of a layer's store (2, S, Hk, C, D)."""
         depth = self.key.at.shape[1]
         if self.holders is None:
-            return [store[0, :, :, :depth]], [store[1, :, :, :depth]]
+            keys, values = store.narrow(3, 0, depth).unbind(0)
+            return [keys], [values]
         return [store[0, self.holders, :, :depth]], [store[1, self.holders, :, :depth]]
 
     def collect(self, values: list[Tensor], heads: Heads) -> Tensor:

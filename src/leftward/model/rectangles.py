@@ -163,27 +163,36 @@ class Meeting:
 
     def spread_own(self, table: Tensor, heads: Heads) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Queries, keys and values of one table (N, H + 2 Hk, D) into rectangles."""
-        every = heads.query + 2 * heads.key
 
         def number() -> tuple[Tensor, list[Tensor]]:
             queries, keys = self._query.size(heads.query), self._key.size(heads.key)
             own = self._key.inverse(heads.key)
             inverse = torch.cat([self._query.inverse(heads.query), own + queries, own + queries + keys], dim=1)
-            cells = (
-                self._query.cells(heads.query, every, 0)
-                + self._key.cells(heads.key, every, heads.query)
-                + self._key.cells(heads.key, every, heads.query + heads.key)
-            )
-            return self._move(inverse.view(-1)), [self._move(cell) for cell in cells]
+            return self._move(inverse.view(-1)), self._own_cells(heads)
 
-        inverse, cells = self._once(("own", heads), number)
-        parts = _Spread.apply(table.view(-1, heads.size), inverse, *cells)
+        if not torch.is_grad_enabled():
+            # Where nothing goes back, the way back need not be numbered.
+            cells = self._once(("own cells", heads), lambda: self._own_cells(heads))
+            flat = table.view(-1, heads.size)
+            parts = tuple(flat.index_select(0, cell) for cell in cells)
+        else:
+            inverse, cells = self._once(("own", heads), number)
+            parts = _Spread.apply(table.view(-1, heads.size), inverse, *cells)
         third = len(self.shapes)
         return (
             self._shape(parts[:third], heads, 0),
             self._shape(parts[third : 2 * third], heads, 1),
             self._shape(parts[2 * third :], heads, 1),
         )
+
+    def _own_cells(self, heads: Heads) -> list[Tensor]:
+        every = heads.query + 2 * heads.key
+        cells = (
+            self._query.cells(heads.query, every, 0)
+            + self._key.cells(heads.key, every, heads.query)
+            + self._key.cells(heads.key, every, heads.query + heads.key)
+        )
+        return [self._move(cell) for cell in cells]
 
     def spread_queries(self, table: Tensor, heads: Heads) -> list[Tensor]:
         """Queries (N, H, D) into rectangles (b, Hk, G, Q, D)."""
