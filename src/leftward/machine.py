@@ -15,12 +15,14 @@ from leftward.model.precision import computing_in
 
 
 def count_cores() -> int:
-    """The processor cores this process may use.
+    """The processor cores this process may use, or fewer where OMP_NUM_THREADS says so.
 
     >>> count_cores() > 0
     True
     """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(asked)) if asked.isdecimal() and int(asked) > 0 else cores
 
 
 def settle_device(wished: str | None) -> str:
