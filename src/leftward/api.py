@@ -468,17 +468,6 @@ def generate(folder: str | Path, prompt: str = "", *, strategy: Strategy = Sampl
     return load(folder).generate(prompt, strategy=strategy, max_new=max_new)
 
 
-AUDIT_LAWS = (
-    laws.future_leaves_past_alone,
-    laws.future_has_no_gradient,
-    laws.all_within_reach_is_seen,
-    laws.steps_equal_one_pass,
-    laws.rows_do_not_meet,
-    laws.reordered_rows_go_on,
-    laws.paths_agree,
-)
-
-
 def audit(folder: str | Path, *, seed: int = 0) -> list[Finding]:
     """Run the laws that fit a trained model, in float64; every finding says whether it holds.
 
@@ -489,7 +478,7 @@ def audit(folder: str | Path, *, seed: int = 0) -> list[Finding]:
     """
     model = checkpoint.load(Path(folder)).model.double()
     sample = draw_sample(model.settings, seed=seed, longest=min(12, model.settings.context))
-    return [law(model, sample) for law in AUDIT_LAWS]
+    return [law(model, sample) for law in laws.OF_A_MODEL]
 
 
 def one_line(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def require_memory(size: int, device: str) -> None:
         )
 
 
+@cache
 def is_medium_as_exact_as_float32() -> bool:
     """Whether torch's "medium" matrix products err no more than float32 on this processor.
 

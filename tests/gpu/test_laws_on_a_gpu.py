@@ -29,15 +29,6 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-LAWS = [
-    laws.future_leaves_past_alone,
-    laws.future_has_no_gradient,
-    laws.all_within_reach_is_seen,
-    laws.steps_equal_one_pass,
-    laws.rows_do_not_meet,
-    laws.reordered_rows_go_on,
-    laws.paths_agree,
-]
 RESULT = {}
 
 
@@ -52,7 +43,7 @@ def result():
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=describe)
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("law", laws.OF_A_MODEL, ids=lambda law: law.__name__)
 def test_a_law_holds(law, choice):
     model = build(settings_of(choice)).cuda()
     finding = law(model, draw_sample(model.settings, seed=4, device="cuda"))

@@ -11,16 +11,6 @@ from leftward.auditing.specimens import draw_sample
 from leftward.model.attention import forced_path
 from leftward.training.objective import shift
 
-LAWS = [
-    laws.future_leaves_past_alone,
-    laws.future_has_no_gradient,
-    laws.all_within_reach_is_seen,
-    laws.steps_equal_one_pass,
-    laws.rows_do_not_meet,
-    laws.reordered_rows_go_on,
-    laws.paths_agree,
-]
-
 each_choice = pytest.mark.parametrize("choice", CHOICES, ids=describe)
 
 
@@ -33,7 +23,7 @@ def test_every_two_values_of_any_two_parts_meet():
 
 
 @each_choice
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("law", laws.OF_A_MODEL, ids=lambda law: law.__name__)
 def test_a_law_holds(law, choice):
     model = build(settings_of(choice))
     with forced_path(choice["path"]):

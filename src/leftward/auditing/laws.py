@@ -172,6 +172,17 @@ def reordered_rows_go_on(model: Transformer, sample: Sample) -> Finding:
     return worst.finding("a reorder moves whole rows", ROUNDING[_dtype(model)])
 
 
+# What holds for a model by itself, trained or not.
+OF_A_MODEL = (
+    future_leaves_past_alone,
+    future_has_no_gradient,
+    all_within_reach_is_seen,
+    steps_equal_one_pass,
+    rows_do_not_meet,
+    reordered_rows_go_on,
+    paths_agree,
+)
+
 Shift = Callable[..., Lesson]
 
 
